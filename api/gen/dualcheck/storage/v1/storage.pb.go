@@ -39,19 +39,16 @@ type Record struct {
 	Fingerprint []byte `protobuf:"bytes,6,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
 	Owner       string `protobuf:"bytes,7,opt,name=owner,proto3" json:"owner,omitempty"`
 	Attempt     uint32 `protobuf:"varint,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// 16 bytes: the newest claim, and the one directly before.
-	ClaimId         []byte `protobuf:"bytes,9,opt,name=claim_id,json=claimId,proto3" json:"claim_id,omitempty"`
-	PreviousClaimId []byte `protobuf:"bytes,10,opt,name=previous_claim_id,json=previousClaimId,proto3" json:"previous_claim_id,omitempty"`
-	// The claim directly before was released by its own holder.
-	PreviousReleased bool `protobuf:"varint,11,opt,name=previous_released,json=previousReleased,proto3" json:"previous_released,omitempty"`
+	// 16 bytes: the newest claim.
+	ClaimId []byte `protobuf:"bytes,9,opt,name=claim_id,json=claimId,proto3" json:"claim_id,omitempty"`
+	// The newest claim, or the one directly before, if its own holder released it.
+	ReleasedClaimId []byte `protobuf:"bytes,10,opt,name=released_claim_id,json=releasedClaimId,proto3" json:"released_claim_id,omitempty"`
 	// What became of the claim before, as the newest one was told.
 	Previous uint32 `protobuf:"varint,12,opt,name=previous,proto3" json:"previous,omitempty"`
 	// The call that was given the newest claim; dropped at its end.
 	RequestId string `protobuf:"bytes,13,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Hashes of request ids whose claims were released; at most 16.
 	Spent []uint64 `protobuf:"fixed64,14,rep,packed,name=spent,proto3" json:"spent,omitempty"`
-	// The newest claim was ended by an operator's release.
-	ReleasedByOperator bool `protobuf:"varint,15,opt,name=released_by_operator,json=releasedByOperator,proto3" json:"released_by_operator,omitempty"`
 	// Attempts that do not count against max_attempts.
 	AttemptsForgiven uint32 `protobuf:"varint,16,opt,name=attempts_forgiven,json=attemptsForgiven,proto3" json:"attempts_forgiven,omitempty"`
 	// Of the namespace's policy, as it was at the claim.
@@ -176,18 +173,11 @@ func (x *Record) GetClaimId() []byte {
 	return nil
 }
 
-func (x *Record) GetPreviousClaimId() []byte {
+func (x *Record) GetReleasedClaimId() []byte {
 	if x != nil {
-		return x.PreviousClaimId
+		return x.ReleasedClaimId
 	}
 	return nil
-}
-
-func (x *Record) GetPreviousReleased() bool {
-	if x != nil {
-		return x.PreviousReleased
-	}
-	return false
 }
 
 func (x *Record) GetPrevious() uint32 {
@@ -209,13 +199,6 @@ func (x *Record) GetSpent() []uint64 {
 		return x.Spent
 	}
 	return nil
-}
-
-func (x *Record) GetReleasedByOperator() bool {
-	if x != nil {
-		return x.ReleasedByOperator
-	}
-	return false
 }
 
 func (x *Record) GetAttemptsForgiven() uint32 {
@@ -986,7 +969,8 @@ var File_dualcheck_storage_v1_storage_proto protoreflect.FileDescriptor
 
 const file_dualcheck_storage_v1_storage_proto_rawDesc = "" +
 	"\n" +
-	"\"dualcheck/storage/v1/storage.proto\x12\x14dualcheck.storage.v1\x1a\x19google/protobuf/any.proto\"\x99\v\n" +
+	"\"dualcheck/storage/v1/storage.proto\x12\x14dualcheck.storage.v1\x1a\x19google/protobuf/any.proto\"\xba\n" +
+	"\n" +
 	"\x06Record\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
@@ -997,14 +981,12 @@ const file_dualcheck_storage_v1_storage_proto_rawDesc = "" +
 	"\x05owner\x18\a \x01(\tR\x05owner\x12\x18\n" +
 	"\aattempt\x18\b \x01(\rR\aattempt\x12\x19\n" +
 	"\bclaim_id\x18\t \x01(\fR\aclaimId\x12*\n" +
-	"\x11previous_claim_id\x18\n" +
-	" \x01(\fR\x0fpreviousClaimId\x12+\n" +
-	"\x11previous_released\x18\v \x01(\bR\x10previousReleased\x12\x1a\n" +
+	"\x11released_claim_id\x18\n" +
+	" \x01(\fR\x0freleasedClaimId\x12\x1a\n" +
 	"\bprevious\x18\f \x01(\rR\bprevious\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\r \x01(\tR\trequestId\x12\x14\n" +
-	"\x05spent\x18\x0e \x03(\x06R\x05spent\x120\n" +
-	"\x14released_by_operator\x18\x0f \x01(\bR\x12releasedByOperator\x12+\n" +
+	"\x05spent\x18\x0e \x03(\x06R\x05spent\x12+\n" +
 	"\x11attempts_forgiven\x18\x10 \x01(\rR\x10attemptsForgiven\x12%\n" +
 	"\x0etakeover_never\x18\x11 \x01(\bR\rtakeoverNever\x12.\n" +
 	"\x13result_retention_ns\x18\x12 \x01(\x04R\x11resultRetentionNs\x12(\n" +

@@ -1,0 +1,55 @@
+package claim
+
+import "context"
+
+// Store carries out decisions. Every implementation passes the suite in
+// internal/claimtest.
+//
+// Errors are *Error values; RecordUnreadable, KeyCollision and StoreUnavailable
+// may come from any method. An answer that could not be established is
+// StoreUnavailable, and the same call can be repeated until it is.
+type Store interface {
+	// Begin judges at once; Wait is the server's business.
+	Begin(ctx context.Context, req *BeginRequest) (Answer, error)
+	// Finish goes on after ctx has ended, once it has been accepted.
+	Finish(ctx context.Context, req *FinishRequest) (Found, error)
+	// Extend returns the claim with its new deadline.
+	Extend(ctx context.Context, req *ExtendRequest) (*Grant, error)
+	// Get is linearizable.
+	Get(ctx context.Context, namespace, key string) (Found, error)
+	// Resolve carries out an operator's word.
+	Resolve(ctx context.Context, req *ResolveRequest) (Found, error)
+	// Forget returns the revision of the mark, once no cache can replay the old
+	// answer any more and Begin is First.
+	Forget(ctx context.Context, req *ForgetRequest) (int64, error)
+	// List returns a namespace's records in pages, without bodies.
+	List(ctx context.Context, req *ListRequest) (Page, error)
+}
+
+// Found is a record as it is told.
+type Found struct {
+	Record *Record
+	// Now is the time by which the record's deadlines are told.
+	Now Instant
+	// Revision is etcd's revision at which this was true.
+	Revision int64
+	Source   Source
+}
+
+// ListRequest asks for a page of a namespace's records.
+type ListRequest struct {
+	Namespace string
+	// State is 0 for all.
+	State State
+	Size  int
+	// Page is Next of the page before; "" for the first.
+	Page string
+}
+
+// Page is a page of records. It may be empty and not the last.
+type Page struct {
+	Records []*Record
+	Now     Instant
+	// Next is "" on the last page.
+	Next string
+}

@@ -1,0 +1,112 @@
+package etcdtxn
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/layout"
+)
+
+// markPatience is how long a node that has met a held mark waits for the node that
+// wrote it, before it opens the mark itself.
+const markPatience = 10 * time.Second
+
+// Begin asks for the claim. The usual case is one transaction: if the key is
+// absent put the claim, else get the record. A key that this node gave a claim of
+// is read first, since a repeat is likely.
+func (s *Store) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	name := layout.NameOf(req.Namespace, req.Key)
+	for {
+		answer, again, err := s.beginOnce(ctx, name, req)
+		if err != nil || !again {
+			return answer, err
+		}
+	}
+}
+
+// beginOnce judges once; again asks for another round, with another claim id.
+func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.BeginRequest) (answer claim.Answer, again bool, err error) {
+	var guess *found
+	if !s.claims.Contains(name.Key) && !s.marks.Contains(name.Key) {
+		guess = &found{}
+	}
+	var lease time.Duration
+	id := claim.NewID()
+	c, err := s.onRecord(ctx, "begin", req.Namespace, req.Key, id, guess, false,
+		func(rec *claim.Record, m claim.Moment) (write *claim.Record, err error) {
+			if lease, err = m.Policy.Lease(req.Lease); err != nil {
+				return nil, err
+			}
+			answer, write, err = claim.Begin(rec, req, m)
+			return write, err
+		})
+	if err != nil {
+		return claim.Answer{}, false, err
+	}
+	answer.Source = claim.SourceEtcd
+	if !c.written {
+		if answer.Claim != nil {
+			answer.Claim.Token = c.view.Sealer.Seal(req.Namespace, req.Key, answer.Claim.ID)
+		}
+		if s.overdueMark(name, c.record) {
+			return answer, true, s.open(ctx, req.Namespace, req.Key)
+		}
+		return answer, false, nil
+	}
+	c, err = s.renewed(ctx, req, lease, c)
+	if errors.Is(err, errTakenAway) {
+		return answer, true, nil
+	}
+	if err != nil {
+		return claim.Answer{}, false, err
+	}
+	s.remember(name, c)
+	grant := c.record.Grant(lease, c.tick)
+	grant.Token = c.view.Sealer.Seal(req.Namespace, req.Key, id)
+	return claim.Answer{
+		Verdict: claim.First, Claim: grant, Now: c.now, Revision: c.record.Revision, Source: claim.SourceEtcd,
+	}, false, nil
+}
+
+var errTakenAway = errors.New("the claim is no longer this call's")
+
+// renewed sets the claim's deadline anew, by compare on that very claim, for as long
+// as less than half of its lease is left: nobody must be told of a claim that is
+// about to lapse, and one that nobody was told of must not stay behind.
+func (s *Store) renewed(ctx context.Context, req *claim.BeginRequest, lease time.Duration, c concluded) (concluded, error) {
+	for claim.Renew(c.record, lease, c.tick) != nil {
+		id := c.record.ClaimID
+		next, err := s.onRecord(ctx, "begin", req.Namespace, req.Key, id, &c.there, false,
+			func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
+				if rec.Gone(m.Now) || rec.ClaimID != id || rec.State != claim.Pending {
+					return nil, errTakenAway
+				}
+				return claim.Renew(rec, lease, m.Now), nil
+			})
+		if err != nil {
+			return concluded{}, err
+		}
+		c = next
+	}
+	return c, nil
+}
+
+// overdueMark reports whether the record is a held mark that this node met long
+// enough ago to open it.
+func (s *Store) overdueMark(name layout.Name, rec *claim.Record) bool {
+	if rec == nil || rec.Forgotten == nil || rec.Forgotten.Opened {
+		s.marks.Remove(name.Key)
+		return false
+	}
+	now := s.cfg.Monotonic()
+	met, ok := s.marks.Get(name.Key)
+	if !ok || met.revision != rec.Revision {
+		s.marks.Add(name.Key, metMark{rec.Revision, now})
+		return false
+	}
+	return now-met.at >= markPatience
+}

@@ -1,0 +1,19 @@
+// Package etcdtxn carries out claim's decisions in etcd. It is the Store that
+// decides: what it has not committed, or read under the guard, it does not tell.
+//
+// What always holds:
+//
+//   - Every write is one conditional transaction: at the outer level the guard and
+//     the tick window, so that no node writes by an old policy, epoch or clock; in
+//     a nested transaction the record's own revision, whose other branch reads what
+//     is there. One round trip settles the usual case.
+//   - An ambiguous commit is settled by sending the same conditional transaction
+//     again, with the same bytes. A value read back that is one of those sent is
+//     this call's own success. A read that finds nothing proves nothing.
+//   - Every call to etcd has a deadline.
+//
+// One file per transaction shape: begin, finish (Complete, Fail, Extend), get,
+// resolve, forget, list, namespace, bootstrap, tick (in keeper). settle.go is the
+// loop they share, txn.go the one place that builds a guarded transaction; a batch
+// of members is the same transaction with more of them.
+package etcdtxn

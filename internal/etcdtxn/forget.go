@@ -1,0 +1,58 @@
+package etcdtxn
+
+import (
+	"context"
+	"time"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
+)
+
+// forgetHold is how long a mark holds Begin: the longest for which any node may
+// believe what it has cached.
+const forgetHold = 3 * time.Second
+
+// Forget puts a held mark in the record's place, together with a new epoch of its
+// slot; waits, on its own clock from the commit's answer, until no node believes
+// an older cache; then opens the mark. It goes on though its caller hangs up.
+func (s *Store) Forget(ctx context.Context, req *claim.ForgetRequest) (int64, error) {
+	return detach(ctx, s, finishWithin, func(ctx context.Context) (int64, error) {
+		opened := false
+		c, err := s.onRecord(ctx, "forget", req.Namespace, req.Key, claim.ID{}, nil, true,
+			func(rec *claim.Record, m claim.Moment) (write *claim.Record, err error) {
+				write, opened, err = claim.Forget(rec, req, m)
+				return write, err
+			})
+		if err != nil {
+			return 0, err
+		}
+		if opened {
+			return c.record.Revision, nil
+		}
+		if err := s.hold(ctx); err != nil {
+			return 0, err
+		}
+		return c.record.Revision, s.open(ctx, req.Namespace, req.Key)
+	})
+}
+
+// hold waits until no node believes what it had cached before.
+func (s *Store) hold(ctx context.Context) error {
+	select {
+	case <-time.After(forgetHold):
+		return nil
+	case <-ctx.Done():
+		return unavailable("the key is marked but not yet free: forget it again, or wait until a Begin has freed it", ctx.Err())
+	}
+}
+
+// open opens a held mark by compare; one that is open, or gone, is left alone.
+func (s *Store) open(ctx context.Context, namespace, key string) error {
+	_, err := s.onRecord(ctx, "forget", namespace, key, claim.ID{}, nil, false,
+		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
+			if rec == nil || rec.Forgotten == nil || rec.Forgotten.Opened {
+				return nil, nil
+			}
+			return claim.Open(rec), nil
+		})
+	return err
+}

@@ -1,0 +1,21 @@
+package etcdtxn
+
+import (
+	"context"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
+)
+
+// Get reads a record, linearizably and under the guard.
+func (s *Store) Get(ctx context.Context, namespace, key string) (claim.Found, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	c, err := s.onRecord(ctx, "get", namespace, key, claim.ID{}, nil, false,
+		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
+			return nil, claim.Known(rec, namespace, m)
+		})
+	if err != nil {
+		return claim.Found{}, err
+	}
+	return c.told(), nil
+}

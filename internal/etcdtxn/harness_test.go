@@ -1,0 +1,269 @@
+package etcdtxn_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/etcdtest"
+	"github.com/dualcheck/dualcheck/internal/etcdtxn"
+	"github.com/dualcheck/dualcheck/internal/policy"
+	"github.com/dualcheck/dualcheck/internal/watch"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// etcd's server keeps these for the life of the process.
+		goleak.IgnoreAnyFunction("go.etcd.io/etcd/client/pkg/v3/logutil.(*MergeLogger).outputLoop"),
+		goleak.IgnoreAnyFunction("go.etcd.io/etcd/pkg/v3/logutil.(*MergeLogger).outputLoop"),
+		goleak.IgnoreAnyFunction("gopkg.in/natefinch/lumberjack%2ev2.(*Logger).millRun"),
+	)
+}
+
+// node is one dualcheck server without its face: what follows, what keeps, what
+// decides.
+type node struct {
+	*etcdtxn.Store
+	id       string
+	client   *clientv3.Client
+	follower *watch.Follower
+	seen     *counter
+	stop     func()
+}
+
+type options struct {
+	// keeps: the node registers and ticks.
+	keeps bool
+	// watch is where the follower watches and reads; nil: the node's own client.
+	watch            *clientv3.Client
+	view             func(etcdtxn.Viewer) etcdtxn.Viewer
+	wall             func() time.Time
+	refuseUndeclared bool
+}
+
+var nodes atomic.Int64
+
+// startNode starts a node and waits until it is ready.
+func startNode(t testing.TB, client *clientv3.Client, o options) *node {
+	t.Helper()
+	n := &node{id: fmt.Sprintf("n%d", nodes.Add(1)), client: client, seen: &counter{}}
+	if o.watch == nil {
+		o.watch = client
+	}
+	n.follower = watch.New(watch.Config{Client: o.watch, Default: policy.Namespace{}.Claim()})
+	var view etcdtxn.Viewer = n.follower
+	if o.view != nil {
+		view = o.view(view)
+	}
+	n.Store = etcdtxn.New(etcdtxn.Config{Client: client, View: view, Observe: n.seen, Wall: o.wall, RefuseUndeclared: o.refuseUndeclared})
+	ctx, cancel := context.WithCancel(context.Background())
+	if err := etcdtxn.Bootstrap(within(t, 30*time.Second), client); err != nil {
+		t.Fatal(err)
+	}
+	var running sync.WaitGroup
+	running.Go(func() { report(t, n.follower.Run(ctx)) })
+	if o.keeps {
+		k := etcdtxn.NewKeeper(etcdtxn.KeeperConfig{Client: client, Follower: n.follower, Node: etcdtxn.Node{ID: n.id, StartedAt: time.Now()}})
+		running.Go(func() { report(t, k.Run(ctx)) })
+	}
+	var once sync.Once
+	n.stop = func() {
+		once.Do(func() {
+			if err := n.Close(within(t, 20*time.Second)); err != nil {
+				t.Errorf("close the store: %v", err)
+			}
+			cancel()
+			running.Wait()
+		})
+	}
+	t.Cleanup(n.stop)
+	n.awaitReady(t)
+	return n
+}
+
+func report(t testing.TB, err error) {
+	if err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("run: %v", err)
+	}
+}
+
+func (n *node) awaitReady(t testing.TB) {
+	t.Helper()
+	eventually(t, 30*time.Second, "node ready", func() error { return n.follower.Ready() })
+}
+
+// one starts an etcd of one member and a node that keeps it.
+func one(t testing.TB) (*etcdtest.Cluster, *node) {
+	t.Helper()
+	c := etcdtest.Start(t, 1)
+	return c, startNode(t, c.Client(), options{keeps: true})
+}
+
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually asks until there is no error.
+func eventually(t testing.TB, d time.Duration, what string, ask func() error) {
+	t.Helper()
+	deadline := time.After(d)
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	for {
+		err := ask()
+		if err == nil {
+			return
+		}
+		select {
+		case <-deadline:
+			t.Fatalf("%s: not within %v: %v", what, d, err)
+		case <-again.C:
+		}
+	}
+}
+
+// passes waits until so much cluster time has passed on the node's clock.
+func (n *node) passes(t testing.TB, d time.Duration) {
+	t.Helper()
+	start, err := n.follower.View()
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, d+30*time.Second, "time to pass", func() error {
+		v, err := n.follower.View()
+		if err == nil && v.Now.Sub(start.Now) < d {
+			err = fmt.Errorf("%v of %v", v.Now.Sub(start.Now), d)
+		}
+		return err
+	})
+}
+
+func (n *node) begin(t testing.TB, req claim.BeginRequest) claim.Answer {
+	t.Helper()
+	a, err := n.Begin(within(t, 20*time.Second), fill(&req))
+	if err != nil {
+		t.Fatalf("begin: %v", err)
+	}
+	return a
+}
+
+func (n *node) complete(t testing.TB, key, token, body string) claim.Found {
+	t.Helper()
+	f, err := n.Finish(within(t, 20*time.Second), completion(key, token, body))
+	if err != nil {
+		t.Fatalf("complete: %v", err)
+	}
+	return f
+}
+
+func (n *node) put(t testing.TB, p policy.Policy) {
+	t.Helper()
+	if _, err := n.PutNamespace(within(t, 20*time.Second), policy.Namespace{Name: "ns", Policy: p}); err != nil {
+		t.Fatalf("put namespace: %v", err)
+	}
+}
+
+func fill(req *claim.BeginRequest) *claim.BeginRequest {
+	if req.Namespace == "" {
+		req.Namespace = "ns"
+	}
+	if req.Key == "" {
+		req.Key = "k"
+	}
+	return req
+}
+
+func completion(key, token, body string) *claim.FinishRequest {
+	return &claim.FinishRequest{Namespace: "ns", Key: key, Token: token, Result: &claim.Result{Code: 200, Body: []byte(body)}}
+}
+
+func failure(key, token string, class claim.FailureClass) *claim.FinishRequest {
+	return &claim.FinishRequest{Namespace: "ns", Key: key, Token: token, Failure: &claim.Failure{Class: class, Message: "m"}}
+}
+
+func want(t testing.TB, a claim.Answer, v claim.Verdict) {
+	t.Helper()
+	if a.Verdict != v {
+		t.Fatalf("verdict %d (%s), want %d", a.Verdict, a.Detail, v)
+	}
+}
+
+func wantReason(t testing.TB, err error, reason claim.Reason) {
+	t.Helper()
+	if claim.ReasonOf(err) != reason {
+		t.Fatalf("error %v, want %s", err, reason)
+	}
+}
+
+func seconds(n int) *time.Duration {
+	d := time.Duration(n) * time.Second
+	return &d
+}
+
+// counter is an Observer that counts.
+type counter struct {
+	mu      sync.Mutex
+	calls   map[string]int
+	settled int
+	refused map[string]int
+	undated int
+}
+
+func (c *counter) Call(kind, outcome string, _ time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls == nil {
+		c.calls = map[string]int{}
+	}
+	c.calls[kind+" "+outcome]++
+}
+
+func (c *counter) Settled(string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settled++
+}
+
+func (c *counter) Refused(cause string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.refused == nil {
+		c.refused = map[string]int{}
+	}
+	c.refused[cause]++
+}
+
+func (c *counter) Undated() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.undated++
+}
+
+// count returns how many calls of a kind ended so.
+func (c *counter) count(kind, outcome string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.calls[kind+" "+outcome]
+}
+
+func (c *counter) refusals() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.refused["guard"] + c.refused["tick"]
+}
+
+func (c *counter) ambiguities() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.settled
+}

@@ -1,0 +1,160 @@
+package etcdtxn
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+
+	storagev1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/storage/v1"
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/layout"
+)
+
+// registrationTTL is how long a node that died stays listed. Longer than any
+// election, so that no pause of etcd's unlists the living.
+const registrationTTL = 15 // seconds
+
+// Follower is what the Keeper needs of watch.Follower.
+type Follower interface {
+	// Tick returns the newest tick, how long ago it was seen, and a channel that is
+	// closed when anything moves.
+	Tick() (claim.Tick, time.Duration, <-chan struct{})
+	// FirstNode is the id of the node that has been registered longest; "": none.
+	FirstNode() string
+}
+
+// Node is this server as others see it.
+type Node struct {
+	// ID is unique among the living.
+	ID, Version, GRPCAddr string
+	StartedAt             time.Time
+}
+
+// KeeperConfig says who keeps what.
+type KeeperConfig struct {
+	Client   *clientv3.Client
+	Follower Follower
+	Node     Node
+	Log      *slog.Logger
+}
+
+// Keeper keeps a node registered and the cluster's clock moving. The node that has
+// been registered longest ticks; any other does once it has not seen the tick move
+// for 2 s. Two at once are harmless: each tick is a compare on the one before.
+type Keeper struct{ cfg KeeperConfig }
+
+// NewKeeper makes a Keeper; Run makes it keep.
+func NewKeeper(cfg KeeperConfig) *Keeper {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Keeper{cfg}
+}
+
+// Run keeps until ctx ends; then it takes its registration back.
+func (k *Keeper) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { k.register(ctx); return nil })
+	g.Go(func() error { k.tick(ctx); return nil })
+	return g.Wait()
+}
+
+// register keeps the node listed, under a lease that it renews.
+func (k *Keeper) register(ctx context.Context) {
+	wait := backoff.NewExponentialBackOff()
+	wait.InitialInterval, wait.MaxInterval = 100*time.Millisecond, 5*time.Second
+	for ctx.Err() == nil {
+		began := time.Now()
+		if err := k.registered(ctx); err != nil && ctx.Err() == nil {
+			k.cfg.Log.Warn("the node's registration was lost", "error", err)
+		}
+		if time.Since(began) > wait.MaxInterval {
+			wait.Reset()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait.NextBackOff()):
+		}
+	}
+}
+
+// registered registers the node and returns when its lease is gone.
+func (k *Keeper) registered(ctx context.Context) error {
+	value, err := layout.EncodeMeta(&storagev1.Node{
+		Id: k.cfg.Node.ID, Version: k.cfg.Node.Version, GrpcAddr: k.cfg.Node.GRPCAddr, StartedWallNs: k.cfg.Node.StartedAt.UnixNano(),
+	})
+	if err != nil {
+		return err
+	}
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	lease, err := k.cfg.Client.Grant(call, registrationTTL)
+	if err != nil {
+		return fmt.Errorf("grant: %w", err)
+	}
+	defer func() {
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+		defer cancel()
+		if _, err := k.cfg.Client.Revoke(call, lease.ID); err != nil {
+			k.cfg.Log.Debug("the node's lease was not revoked", "error", err)
+		}
+	}()
+	if _, err := k.cfg.Client.Put(call, layout.NodeOf(k.cfg.Node.ID), value, clientv3.WithLease(lease.ID)); err != nil {
+		return fmt.Errorf("register: %w", err)
+	}
+	renewals, err := k.cfg.Client.KeepAlive(ctx, lease.ID)
+	if err != nil {
+		return fmt.Errorf("keep alive: %w", err)
+	}
+	for range renewals {
+	}
+	return fmt.Errorf("the lease ended")
+}
+
+// tick moves the clock whenever it is this node's turn.
+func (k *Keeper) tick(ctx context.Context) {
+	for ctx.Err() == nil {
+		tick, since, changed := k.cfg.Follower.Tick()
+		due := claim.TickTakeover + time.Duration(rand.Int64N(int64(claim.TickEvery)))
+		if k.cfg.Follower.FirstNode() == k.cfg.Node.ID {
+			due = claim.TickEvery
+		}
+		pause := due - since
+		if tick.Version != 0 && pause <= 0 {
+			if err := Tick(ctx, k.cfg.Client, tick, since); err != nil && ctx.Err() == nil {
+				k.cfg.Log.Warn("the clock could not be moved", "error", err)
+			}
+			pause = claim.TickEvery / 5 // until the watch has brought it
+		}
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-time.After(max(pause, 0)):
+		}
+	}
+}
+
+// Tick moves the clock from this tick, which was read so long ago by its writer's
+// own clock. Somebody else's tick in between is no error.
+func Tick(ctx context.Context, client *clientv3.Client, from claim.Tick, since time.Duration) error {
+	next, due := from.Next(since)
+	if !due {
+		return nil
+	}
+	value, err := layout.EncodeMeta(&storagev1.Tick{TimeNs: int64(next)})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	_, err = client.Txn(ctx).
+		If(clientv3.Compare(clientv3.ModRevision(layout.Tick), "=", from.Revision)).
+		Then(clientv3.OpPut(layout.Tick, value)).Commit()
+	return err
+}

@@ -1,0 +1,158 @@
+package etcdtxn
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/layout"
+)
+
+const (
+	// slotsARead is how many slots one flat read covers.
+	slotsARead = 64
+	// listBudget is how many keys one page may look at, so that a page of a rare
+	// state is short rather than late.
+	listBudget = 5000
+)
+
+// cursor is a place in a namespace's records: a slot, and the last key seen there.
+type cursor struct {
+	slot int
+	last string
+}
+
+// List returns a page of a namespace's records, slot by slot, without bodies.
+func (s *Store) List(ctx context.Context, req *claim.ListRequest) (claim.Page, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	at, err := parsePage(req.Namespace, req.Page)
+	if err != nil {
+		return claim.Page{}, err
+	}
+	var page claim.Page
+	seen := 0
+	next, err := s.scan(ctx, req.Namespace, at, req.Size, func(rec *claim.Record, now claim.Instant) bool {
+		seen++
+		page.Now = now
+		if rec.Forgotten == nil && !rec.Gone(now) {
+			if told := rec.At(now); req.State == 0 || told.State == req.State {
+				if told.Result != nil {
+					light := *told.Result
+					light.Body = nil
+					told.Result = &light
+				}
+				page.Records = append(page.Records, told)
+			}
+		}
+		return len(page.Records) < req.Size && seen < listBudget
+	})
+	if err != nil {
+		return claim.Page{}, err
+	}
+	if next.slot < layout.Slots {
+		page.Next = next.token()
+	}
+	return page, nil
+}
+
+// scan hands a namespace's records on, slot by slot from a place, until it is told
+// to stop. It returns the place after the last record; its slot is layout.Slots at
+// the end. limit is how many records a slot is read for at once.
+func (s *Store) scan(ctx context.Context, namespace string, at cursor, limit int, more func(*claim.Record, claim.Instant) bool) (cursor, error) {
+	wait := backoff.NewExponentialBackOff()
+	wait.InitialInterval, wait.MaxInterval = 20*time.Millisecond, 500*time.Millisecond
+	for at.slot < layout.Slots {
+		v, err := s.cfg.View.View()
+		if err != nil {
+			return at, err
+		}
+		var ops []clientv3.Op
+		for slot := at.slot; slot < min(at.slot+slotsARead, layout.Slots); slot++ {
+			prefix := layout.RecordsOf(slot, namespace)
+			from := prefix
+			if slot == at.slot && at.last != "" {
+				from = at.last + "\x00"
+			}
+			ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(prefix)), clientv3.WithLimit(int64(limit))))
+		}
+		began := time.Now()
+		answers, see, err := s.flat(ctx, &v, ops)
+		if err != nil {
+			s.observe("list", string(classOf(err)), began)
+			if err := s.pause(ctx, wait, err, false); err != nil {
+				return at, err
+			}
+			continue
+		}
+		if !see.admitted {
+			s.observe("list", "refused", began)
+			if err := s.catchUp(ctx, v, see); err != nil {
+				return at, err
+			}
+			continue
+		}
+		s.observe("list", "ok", began)
+		now := max(v.Now, see.saw.Tick.Time)
+		stop := false
+		if at, stop, err = handOn(namespace, at, now, answers, more); err != nil || stop {
+			return at, err
+		}
+	}
+	return at, nil
+}
+
+// handOn gives the records of consecutive slots to more, until it wants no more.
+func handOn(namespace string, at cursor, now claim.Instant, slots []*pb.ResponseOp, more func(*claim.Record, claim.Instant) bool) (next cursor, stop bool, err error) {
+	for _, slot := range slots {
+		for _, kv := range slot.GetResponseRange().GetKvs() {
+			rec, err := layout.DecodeRecord(kv.Value, kv.ModRevision, "", "")
+			if err != nil {
+				return at, true, err
+			}
+			at.last = string(kv.Key)
+			if rec.Namespace == namespace && !more(rec, now) {
+				return at, true, nil
+			}
+		}
+		if slot.GetResponseRange().GetMore() {
+			return at, false, nil // the rest of this slot is read next
+		}
+		at = cursor{slot: at.slot + 1}
+	}
+	return at, false, nil
+}
+
+func (c cursor) token() string {
+	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%03x:%s", c.slot, c.last[strings.LastIndexByte(c.last, '/')+1:]))
+}
+
+func parsePage(namespace, token string) (cursor, error) {
+	if token == "" {
+		return cursor{}, nil
+	}
+	bad := &claim.Error{Reason: claim.RequestInvalid, Field: "page_token", Message: "this is no page token of this list: send the next_page_token of the page before"}
+	raw, err := base64.RawURLEncoding.DecodeString(token)
+	if err != nil {
+		return cursor{}, bad
+	}
+	var c cursor
+	digits, hash, ok := strings.Cut(string(raw), ":")
+	if !ok || len(digits) != 3 || strings.Trim(hash, "0123456789abcdef") != "" || len(hash) > 32 {
+		return cursor{}, bad
+	}
+	if _, err := fmt.Sscanf(digits, "%03x", &c.slot); err != nil || c.slot < 0 || c.slot >= layout.Slots {
+		return cursor{}, bad
+	}
+	if hash != "" {
+		c.last = layout.RecordsOf(c.slot, namespace) + hash
+	}
+	return c, nil
+}

@@ -1,0 +1,223 @@
+package etcdtxn
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	storagev1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/storage/v1"
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/layout"
+	"github.com/dualcheck/dualcheck/internal/policy"
+)
+
+const (
+	// guardPause is how long after it saw the guard move a node waits before it moves
+	// it: each move has every write in flight decided again.
+	guardPause = 100 * time.Millisecond
+	// fenceStep is what each epoch adds to fences (section 7 of the design): more
+	// revisions than one epoch can have.
+	fenceStep = 1 << 40
+	// deleteWithin bounds one forced delete; repeated, it goes on.
+	deleteWithin = 10 * time.Minute
+	scanPage     = 100
+	// emptyAtOnce bounds the keys that a forced delete holds in memory.
+	emptyAtOnce = 1000
+)
+
+// PutNamespace stores a declaration and moves the guard in the same transaction, so
+// that no node writes by an older one. Revision 0 is unconditional.
+//
+// Errors: POLICY_STALE, KEY_COLLISION.
+func (s *Store) PutNamespace(ctx context.Context, n policy.Namespace) (policy.Namespace, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	if err := n.Validate(); err != nil {
+		return policy.Namespace{}, err
+	}
+	end, err := s.onPolicy(ctx, n.Name, func(there *policy.Namespace, _ *claim.View) (*policy.Namespace, []put, error) {
+		switch {
+		case there == nil && n.Revision != 0:
+			return nil, nil, claim.Errorf(claim.PolicyStale, "namespace %q is not declared, or no longer: read it again", n.Name)
+		case there != nil && n.Revision != 0 && n.Revision != there.Revision:
+			return nil, nil, claim.Errorf(claim.PolicyStale, "namespace %q has revision %d, not %d: read it again", n.Name, there.Revision, n.Revision)
+		case there != nil && there.Deleting:
+			return nil, nil, &claim.Error{Reason: claim.PolicyStale, Message: "the namespace is being deleted: wait for the end of it, or repeat the delete if it was interrupted", RetryAfter: 5 * time.Second}
+		}
+		return &policy.Namespace{Name: n.Name, Policy: n.Policy}, nil, nil
+	})
+	if err != nil {
+		return policy.Namespace{}, err
+	}
+	n.Revision = end.there.revision
+	return n, nil
+}
+
+// DeleteNamespace withdraws a declaration. With force it first holds the
+// namespace's Begins and raises the epoch, in one transaction; forgets the records
+// one by one; and withdraws the declaration last, so that a repeat goes on where an
+// interrupted one stopped. It returns how many records were forgotten.
+//
+// Errors: NAMESPACE_NOT_FOUND, NAMESPACE_NOT_EMPTY.
+func (s *Store) DeleteNamespace(ctx context.Context, name string, force bool) (int64, error) {
+	if err := claim.ValidateNamespace(name); err != nil {
+		return 0, err
+	}
+	return detach(ctx, s, deleteWithin, func(ctx context.Context) (int64, error) {
+		forgotten := int64(0)
+		if force {
+			var err error
+			if forgotten, err = s.empty(ctx, name); err != nil {
+				return forgotten, err
+			}
+		}
+		_, err := s.onPolicy(ctx, name, func(there *policy.Namespace, _ *claim.View) (*policy.Namespace, []put, error) {
+			if there == nil {
+				return nil, nil, undeclared(name)
+			}
+			if !force {
+				// Judged on what is there before this transaction: a claim given in
+				// between keeps its record, under the default policy.
+				if err := s.mustBeEmpty(ctx, name); err != nil {
+					return nil, nil, err
+				}
+			}
+			return nil, nil, nil
+		})
+		return forgotten, err
+	})
+}
+
+// empty forgets every record of a namespace whose Begins it holds.
+func (s *Store) empty(ctx context.Context, name string) (int64, error) {
+	_, err := s.onPolicy(ctx, name, func(there *policy.Namespace, v *claim.View) (*policy.Namespace, []put, error) {
+		if there == nil {
+			return nil, nil, undeclared(name)
+		}
+		held := *there
+		held.Deleting = true
+		id := claim.NewID()
+		epoch, err := layout.EncodeMeta(&storagev1.Epoch{Id: id[:], FenceBase: v.FenceBase + fenceStep})
+		if err != nil {
+			return nil, nil, err
+		}
+		return &held, []put{{key: layout.Epoch, value: epoch}}, nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	forgotten := int64(0)
+	for at := (cursor{}); at.slot < layout.Slots; {
+		var keys []string
+		at, err = s.scan(ctx, name, at, scanPage, func(rec *claim.Record, now claim.Instant) bool {
+			if !rec.Gone(now) {
+				keys = append(keys, rec.Key)
+			}
+			return len(keys) < emptyAtOnce
+		})
+		if err != nil {
+			return forgotten, err
+		}
+		for _, key := range keys {
+			if err := s.forgetHeld(ctx, name, key); err != nil {
+				return forgotten, err
+			}
+			forgotten++
+		}
+	}
+	return forgotten, s.hold(ctx)
+}
+
+// forgetHeld forgets a record of a namespace whose Begins are held: its mark is
+// open at once.
+func (s *Store) forgetHeld(ctx context.Context, namespace, key string) error {
+	_, err := s.onRecord(ctx, "forget", namespace, key, claim.ID{}, nil, true,
+		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
+			if rec.Gone(m.Now) {
+				return nil, nil
+			}
+			return claim.Mark(rec, true, m), nil
+		})
+	return err
+}
+
+// mustBeEmpty reports NAMESPACE_NOT_EMPTY at the first record that is still known.
+func (s *Store) mustBeEmpty(ctx context.Context, name string) error {
+	empty := true
+	_, err := s.scan(ctx, name, cursor{}, scanPage, func(rec *claim.Record, now claim.Instant) bool {
+		empty = rec.Gone(now)
+		return empty
+	})
+	if err == nil && !empty {
+		err = claim.Errorf(claim.NamespaceNotEmpty, "namespace %q has records: forget them, wait until they expire, or force the delete, which lets their work run again", name)
+	}
+	return err
+}
+
+// onPolicy settles an operation on a declaration, moving the guard with it. decide
+// returns what to declare, nil to withdraw it, and what else to put.
+func (s *Store) onPolicy(ctx context.Context, name string, decide func(there *policy.Namespace, v *claim.View) (*policy.Namespace, []put, error)) (outcome, error) {
+	if err := s.awaitGuard(ctx); err != nil {
+		return outcome{}, err
+	}
+	op := &operation{kind: "policy", key: layout.PolicyOf(name)}
+	op.decide = func(there found, v *claim.View, _ claim.Instant) ([]put, error) {
+		var declared *policy.Namespace
+		if there.revision != 0 {
+			n, err := layout.DecodePolicy(there.value, there.revision)
+			if err != nil {
+				return nil, &claim.Error{Reason: claim.RecordUnreadable, Message: "the namespace's policy cannot be read by this version: upgrade this node", Err: err}
+			}
+			if n.Name != name {
+				return nil, claim.Errorf(claim.KeyCollision, "another namespace has the same hash: use another name")
+			}
+			declared = &n
+		}
+		next, extra, err := decide(declared, v)
+		if err != nil {
+			return nil, err
+		}
+		guard, err := layout.EncodeMeta(&storagev1.Guard{Cause: "policy of " + layout.NamespaceID(name)})
+		if err != nil {
+			return nil, err
+		}
+		first := put{key: op.key, remove: next == nil}
+		if next != nil {
+			value, err := layout.EncodePolicy(*next)
+			if err != nil {
+				return nil, err
+			}
+			first.value = string(value)
+		}
+		return slices.Concat([]put{first}, extra, []put{{key: layout.Guard, value: guard}}), nil
+	}
+	end, err := s.settle(ctx, op)
+	if err != nil {
+		return end, err
+	}
+	// The next call on this node sees it.
+	return end, s.cfg.View.CatchUp(ctx, end.view, claim.Seen{Guard: end.revision, Tick: end.view.Tick})
+}
+
+// awaitGuard waits until this node has not seen the guard move for a while.
+func (s *Store) awaitGuard(ctx context.Context) error {
+	for {
+		v, err := s.cfg.View.View()
+		if err != nil {
+			return err
+		}
+		left := guardPause - v.GuardAge
+		if left <= 0 {
+			return nil
+		}
+		select {
+		case <-time.After(left):
+		case <-ctx.Done():
+			return unavailable("policies change faster than this node may change them", ctx.Err())
+		}
+	}
+}
+
+func undeclared(name string) error {
+	return claim.Errorf(claim.NamespaceNotFound, "nobody declared namespace %q", name)
+}

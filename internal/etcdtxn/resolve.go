@@ -1,0 +1,22 @@
+package etcdtxn
+
+import (
+	"context"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
+)
+
+// Resolve carries out an operator's word on what became of a key.
+func (s *Store) Resolve(ctx context.Context, req *claim.ResolveRequest) (claim.Found, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	c, err := s.onRecord(ctx, "resolve", req.Namespace, req.Key, claim.ID{}, nil, false,
+		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
+			_, write, err := claim.Resolve(rec, req, m)
+			return write, err
+		})
+	if err != nil {
+		return claim.Found{}, err
+	}
+	return c.told(), nil
+}

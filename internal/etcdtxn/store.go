@@ -1,0 +1,320 @@
+package etcdtxn
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/layout"
+)
+
+const (
+	// answerWithin bounds how long a caller waits for an answer to be established.
+	answerWithin = 7 * time.Second
+	// finishWithin bounds how long an accepted finish goes on without its caller.
+	finishWithin = 30 * time.Second
+	// rememberedClaims and rememberedMarks bound what a node keeps in memory, as
+	// numbers of records.
+	rememberedClaims = 1 << 16
+	rememberedMarks  = 1 << 12
+	pacedNamespaces  = 1 << 12
+)
+
+// Viewer tells what this node has applied; watch.Follower is one.
+type Viewer interface {
+	// View is STORE_UNAVAILABLE until there is one.
+	View() (claim.View, error)
+	// CatchUp returns once what a refused transaction saw has been applied.
+	CatchUp(ctx context.Context, used claim.View, saw claim.Seen) error
+}
+
+// Observer is told what happens, for metrics.
+type Observer interface {
+	// Call is one call to etcd: begin, complete, …, read; ok, lost, refused (by the
+	// guard or the window), ambiguous, full, busy.
+	Call(kind, outcome string, took time.Duration)
+	// Settled is an ambiguous commit whose fate was established.
+	Settled(kind string)
+	// Refused is a transaction decided under an old guard or tick.
+	Refused(cause string)
+	// Undated is a record that lacks a deadline.
+	Undated()
+}
+
+// Config is what a Store is made of.
+type Config struct {
+	Client *clientv3.Client
+	View   Viewer
+	Log    *slog.Logger
+	// Observe may be nil.
+	Observe Observer
+	// RefuseUndeclared answers NAMESPACE_NOT_FOUND for namespaces that nobody
+	// declared, instead of the default policy.
+	RefuseUndeclared bool
+	// Wall and Monotonic are the process's clocks; nil are the real ones.
+	Wall      func() time.Time
+	Monotonic func() time.Duration
+}
+
+// Store is claim.Store in etcd.
+type Store struct {
+	cfg Config
+	log *slog.Logger
+
+	// claims are those this node gave, by etcd key: a finish needs no read.
+	claims *lru.Cache[string, remembered]
+	// marks are held marks of forgets that this node has met, by etcd key.
+	marks *lru.Cache[string, metMark]
+	pace  *lru.Cache[string, *pace]
+
+	// work is what goes on without its caller.
+	work    sync.WaitGroup
+	closing context.Context
+	abandon context.CancelFunc
+	mu      sync.Mutex // guards closed against work
+	closed  bool
+}
+
+var _ claim.Store = (*Store)(nil)
+
+// remembered is a claim as it was written, good for one generation of the view.
+type remembered struct {
+	generation uint64
+	record     *claim.Record
+	value      []byte
+}
+
+// metMark is when this node first met a held mark.
+type metMark struct {
+	revision int64
+	at       time.Duration
+}
+
+// New makes a Store.
+func New(cfg Config) *Store {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Observe == nil {
+		cfg.Observe = nobody{}
+	}
+	if cfg.Wall == nil {
+		cfg.Wall = time.Now
+	}
+	if cfg.Monotonic == nil {
+		start := time.Now()
+		cfg.Monotonic = func() time.Duration { return time.Since(start) }
+	}
+	s := &Store{cfg: cfg, log: cfg.Log}
+	s.closing, s.abandon = context.WithCancel(context.Background())
+	s.claims = mustLRU[remembered](rememberedClaims)
+	s.marks = mustLRU[metMark](rememberedMarks)
+	s.pace = mustLRU[*pace](pacedNamespaces)
+	return s
+}
+
+func mustLRU[V any](size int) *lru.Cache[string, V] {
+	c, err := lru.New[string, V](size)
+	if err != nil {
+		panic(err) // only for a size below 1
+	}
+	return c
+}
+
+// Close waits for accepted finishes and forgets; when ctx ends, they are abandoned
+// and their callers must repeat them.
+func (s *Store) Close(ctx context.Context) error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	done := make(chan struct{})
+	go func() { s.work.Wait(); close(done) }()
+	select {
+	case <-done:
+		s.abandon()
+		return nil
+	case <-ctx.Done():
+		s.abandon()
+		<-done
+		return ctx.Err()
+	}
+}
+
+// detach carries on though ctx ends, for at most this long, and answers the caller
+// if it is still there.
+func detach[T any](ctx context.Context, s *Store, within time.Duration, f func(context.Context) (T, error)) (T, error) {
+	var zero T
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return zero, &claim.Error{Reason: claim.Draining, Message: "this node is going away: send the same call to another", RetryAfter: time.Second}
+	}
+	s.work.Add(1)
+	s.mu.Unlock()
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		defer s.work.Done()
+		work, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
+		defer cancel()
+		stop := context.AfterFunc(s.closing, cancel)
+		defer stop()
+		value, err := f(work)
+		done <- result{value, err}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		return zero, unavailable("the call ended before its answer; it was accepted and goes on: send the same call again", ctx.Err())
+	}
+}
+
+// judge decides on a record; nil is none. It returns the record to write, or nil.
+type judge func(rec *claim.Record, m claim.Moment) (*claim.Record, error)
+
+// concluded is how an operation on a record ended.
+type concluded struct {
+	outcome
+	// record is as it was written, or as it is; nil: none.
+	record *claim.Record
+	// given is the record that was written by this very operation.
+	written bool
+}
+
+// onRecord settles an operation on one record. guess is what the record is taken to
+// be before it is read; &found{} takes it to be absent.
+func (s *Store) onRecord(ctx context.Context, kind, namespace, key string, id claim.ID, guess *found, slotEpoch bool, decide judge) (concluded, error) {
+	name := layout.NameOf(namespace, key)
+	var last *claim.Record
+	op := &operation{kind: kind, key: name.Key, guess: guess}
+	op.decide = func(there found, v *claim.View, now claim.Instant) ([]put, error) {
+		m, err := s.moment(v, now, namespace, id)
+		if err != nil {
+			return nil, err
+		}
+		rec, err := s.decode(there, namespace, key)
+		if err != nil {
+			return nil, err
+		}
+		last = rec
+		write, err := decide(rec, m)
+		if err != nil || write == nil {
+			return nil, err
+		}
+		value, err := layout.EncodeRecord(write)
+		if err != nil {
+			return nil, err
+		}
+		puts := []put{{key: name.Key, value: string(value)}}
+		if slotEpoch {
+			puts = append(puts, put{key: name.SlotEpoch})
+		}
+		return puts, nil
+	}
+	end, err := s.settle(ctx, op)
+	if err != nil {
+		return concluded{outcome: end}, err
+	}
+	out := concluded{outcome: end, record: last, written: end.written}
+	if end.written {
+		if out.record, err = s.decode(end.there, namespace, key); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+func (s *Store) decode(there found, namespace, key string) (*claim.Record, error) {
+	if there.revision == 0 {
+		return nil, nil
+	}
+	rec, err := layout.DecodeRecord(there.value, there.revision, namespace, key)
+	if err != nil {
+		return nil, err
+	}
+	if rec.Undated() {
+		s.cfg.Observe.Undated()
+		s.log.Error("a record lacks a deadline and is held until it is resolved", "namespace", namespace, "state", rec.State.String())
+	}
+	return rec, nil
+}
+
+func (s *Store) moment(v *claim.View, now claim.Instant, namespace string, id claim.ID) (claim.Moment, error) {
+	p, declared := v.Policy(namespace)
+	if !declared && s.cfg.RefuseUndeclared {
+		return claim.Moment{}, claim.Errorf(claim.NamespaceNotFound, "nobody declared namespace %q, and this server serves declared ones only", namespace)
+	}
+	return claim.Moment{
+		Now: now, Wall: s.cfg.Wall(), Policy: p, ClaimID: id, FenceBase: v.FenceBase,
+		Usual: s.usual(namespace), Jitter: rand.Float64(),
+	}, nil
+}
+
+// remember keeps a claim that this node has given, so that its finish is one
+// conditional write.
+func (s *Store) remember(name layout.Name, c concluded) {
+	if c.view.Generation != 0 {
+		s.claims.Add(name.Key, remembered{c.view.Generation, c.record, c.there.value})
+	}
+}
+
+// recall returns a claim that this node gave, as a guess; nil if it is void. Void
+// are all claims once the node was away or listed anew: a revision of before may
+// be another claim's by now, if etcd was restored in between.
+func (s *Store) recall(name layout.Name, id claim.ID) *found {
+	got, ok := s.claims.Get(name.Key)
+	if !ok {
+		return nil
+	}
+	v, err := s.cfg.View.View()
+	if err != nil || got.generation != v.Generation || got.record.ClaimID != id {
+		return nil
+	}
+	return &found{value: got.value, revision: got.record.Revision}
+}
+
+// pace is how long a namespace's work usually takes, as a moving average.
+type pace struct {
+	mu    sync.Mutex
+	usual time.Duration
+}
+
+func (s *Store) usual(namespace string) time.Duration {
+	p, ok := s.pace.Get(namespace)
+	if !ok {
+		return 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.usual
+}
+
+// took notes how long one claim took to be finished.
+func (s *Store) took(namespace string, d time.Duration) {
+	p, ok := s.pace.Get(namespace)
+	if !ok {
+		p = &pace{usual: d}
+		s.pace.ContainsOrAdd(namespace, p)
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.usual += (d - p.usual) / 8
+}
+
+type nobody struct{}
+
+func (nobody) Call(string, string, time.Duration) {}
+func (nobody) Settled(string)                     {}
+func (nobody) Refused(string)                     {}
+func (nobody) Undated()                           {}

@@ -1,0 +1,174 @@
+package etcdtxn
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/layout"
+)
+
+// callTimeout bounds one call to etcd. A leader that died does not tell: the next
+// try goes to another member.
+const callTimeout = 2 * time.Second
+
+// found is a key as etcd holds it; revision 0: it does not.
+type found struct {
+	value    []byte
+	revision int64
+}
+
+// put is one key and what to store there, or that it is to be removed.
+type put struct {
+	key    string
+	value  string
+	remove bool
+}
+
+func (p put) op() clientv3.Op {
+	if p.remove {
+		return clientv3.OpDelete(p.key)
+	}
+	return clientv3.OpPut(p.key, p.value)
+}
+
+// member is one conditional write within a batch: if the key is still at this
+// revision (0: absent), all puts happen; else the key is read.
+type member struct {
+	key      string
+	revision int64
+	puts     []put
+}
+
+// settled is what became of a member: written at revision, or what is there.
+type settled struct {
+	written  bool
+	revision int64
+	there    found
+}
+
+// seeing is what a transaction saw of the guard and the tick, and whether it was
+// let through.
+type seeing struct {
+	admitted bool
+	saw      claim.Seen
+	revision int64 // etcd's, at the transaction
+}
+
+// guarded are the compares of every write: the guard that this node has applied,
+// and a tick not behind it and fewer than ten ahead.
+func guarded(v *claim.View) []clientv3.Cmp {
+	return []clientv3.Cmp{
+		clientv3.Compare(clientv3.ModRevision(layout.Guard), "=", v.Guard),
+		clientv3.Compare(clientv3.Version(layout.Tick), ">", v.Tick.Version-1),
+		clientv3.Compare(clientv3.Version(layout.Tick), "<", v.Tick.Version+claim.TickWindow),
+	}
+}
+
+func (m member) op() clientv3.Op {
+	still := clientv3.Compare(clientv3.ModRevision(m.key), "=", m.revision)
+	if m.revision == 0 {
+		still = clientv3.Compare(clientv3.Version(m.key), "=", 0)
+	}
+	var then []clientv3.Op
+	for _, p := range m.puts {
+		then = append(then, p.op())
+	}
+	return clientv3.OpTxn([]clientv3.Cmp{still}, then, []clientv3.Op{clientv3.OpGet(m.key)})
+}
+
+// write sends members as one transaction under the guard. Members must not write
+// the same key. On an error nothing is known of any member: see classOf.
+func (s *Store) write(ctx context.Context, v *claim.View, members []member) ([]settled, seeing, error) {
+	ops := make([]clientv3.Op, 0, len(members)+1)
+	for _, m := range members {
+		ops = append(ops, m.op())
+	}
+	ops = append(ops, clientv3.OpGet(layout.Tick))
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	resp, err := s.cfg.Client.Txn(ctx).
+		If(guarded(v)...).
+		Then(ops...).
+		Else(clientv3.OpGet(layout.Guard), clientv3.OpGet(layout.Tick)).
+		Commit()
+	if err != nil {
+		return nil, seeing{}, err
+	}
+	see := seeing{admitted: resp.Succeeded, revision: resp.Header.Revision}
+	if !resp.Succeeded {
+		see.saw, err = sawIn(claim.Seen{}, resp.Responses)
+		return nil, see, err
+	}
+	see.saw, err = sawIn(claim.Seen{Guard: v.Guard}, resp.Responses[len(members):])
+	if err != nil {
+		return nil, see, err
+	}
+	out := make([]settled, len(members))
+	for i := range members {
+		nested := resp.Responses[i].GetResponseTxn()
+		if nested.GetSucceeded() {
+			out[i] = settled{written: true, revision: resp.Header.Revision}
+			continue
+		}
+		out[i] = settled{there: firstOf(nested.GetResponses()[0].GetResponseRange().GetKvs())}
+	}
+	return out, see, nil
+}
+
+// read reads keys flat and linearizably, with the guard and the tick beside them;
+// what it returns may be told only if it was admitted.
+func (s *Store) read(ctx context.Context, v *claim.View, keys []string) ([]found, seeing, error) {
+	ops := make([]clientv3.Op, 0, len(keys)+2)
+	for _, key := range keys {
+		ops = append(ops, clientv3.OpGet(key))
+	}
+	resp, see, err := s.flat(ctx, v, ops)
+	if err != nil {
+		return nil, see, err
+	}
+	out := make([]found, len(keys))
+	for i := range keys {
+		out[i] = firstOf(resp[i].GetResponseRange().GetKvs())
+	}
+	return out, see, nil
+}
+
+// flat carries out reads with the guard and the tick beside them.
+func (s *Store) flat(ctx context.Context, v *claim.View, ops []clientv3.Op) ([]*pb.ResponseOp, seeing, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	n := len(ops)
+	resp, err := s.cfg.Client.Txn(ctx).Then(append(ops, clientv3.OpGet(layout.Guard), clientv3.OpGet(layout.Tick))...).Commit()
+	if err != nil {
+		return nil, seeing{}, err
+	}
+	see := seeing{revision: resp.Header.Revision}
+	if see.saw, err = sawIn(claim.Seen{}, resp.Responses[n:]); err != nil {
+		return nil, see, err
+	}
+	see.admitted = see.saw.Matches(v)
+	return resp.Responses[:n], see, nil
+}
+
+func sawIn(seen claim.Seen, responses []*pb.ResponseOp) (claim.Seen, error) {
+	for _, r := range responses {
+		var err error
+		if seen, err = layout.See(seen, r.GetResponseRange().GetKvs()); err != nil {
+			return seen, fmt.Errorf("read the tick: %w", err)
+		}
+	}
+	return seen, nil
+}
+
+func firstOf(kvs []*mvccpb.KeyValue) found {
+	if len(kvs) == 0 {
+		return found{}
+	}
+	return found{value: kvs[0].Value, revision: kvs[0].ModRevision}
+}

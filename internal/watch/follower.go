@@ -1,0 +1,299 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/layout"
+)
+
+const (
+	// probeEvery is how often the tick and the guard are read linearizably.
+	probeEvery = time.Second
+	// behindMost is how long the watch may take to reach what a read has seen.
+	behindMost = 2 * time.Second
+	// silentMost is how long etcd may go without answering before the node is not
+	// ready.
+	silentMost = 3 * time.Second
+	// catchUpPatience is how long a refused write waits for the watch before it has
+	// everything listed anew.
+	catchUpPatience = 300 * time.Millisecond
+	listTimeout     = 5 * time.Second
+	probeTimeout    = time.Second
+)
+
+// Config says what to follow and how.
+type Config struct {
+	// Client reads; WatchClient watches, and is one of its own so that nothing
+	// starves the watch. Nil is Client.
+	Client, WatchClient *clientv3.Client
+	// Default is the policy of namespaces that nobody declared.
+	Default claim.Policy
+	Log     *slog.Logger
+	// Monotonic is the process's own clock; nil is the real one.
+	Monotonic func() time.Duration
+}
+
+// Follower follows etcd and tells what it has applied.
+type Follower struct {
+	cfg    Config
+	relist chan struct{} // asks Run to list anew; holds one request
+
+	mu         sync.Mutex
+	changed    chan struct{} // closed when anything below moves
+	state      *state        // nil until listed
+	generation uint64
+	tickSeen   time.Duration
+	guardSeen  time.Duration
+	moved      bool // the tick was seen to move
+	lists      uint64
+	answered   time.Duration // when the last probe that was answered was sent
+	probed     bool          // one was
+	goal       int64         // the revision that the watch has to reach
+	goalSince  time.Duration
+	lastErr    error
+	restored   uint64 // how often etcd was seen to have gone back
+}
+
+// New makes a Follower; Run makes it follow.
+func New(cfg Config) *Follower {
+	if cfg.WatchClient == nil {
+		cfg.WatchClient = cfg.Client
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Monotonic == nil {
+		start := time.Now()
+		cfg.Monotonic = func() time.Duration { return time.Since(start) }
+	}
+	return &Follower{cfg: cfg, relist: make(chan struct{}, 1), changed: make(chan struct{})}
+}
+
+// Run follows until ctx ends. It returns nil then, and nothing else ends it.
+func (f *Follower) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { f.probe(ctx); return nil })
+	g.Go(func() error { f.follow(ctx); return nil })
+	return g.Wait()
+}
+
+// follow lists and watches, again and again.
+func (f *Follower) follow(ctx context.Context) {
+	wait := backoff.NewExponentialBackOff()
+	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 5*time.Second
+	for ctx.Err() == nil {
+		began := f.cfg.Monotonic()
+		err := f.listAndWatch(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		f.mu.Lock()
+		f.lastErr = err
+		f.mu.Unlock()
+		f.cfg.Log.Warn("what governs this node is listed anew", "cause", err)
+		if f.cfg.Monotonic()-began > wait.MaxInterval {
+			wait.Reset()
+		}
+		if errors.Is(err, errAsked) {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait.NextBackOff()):
+		}
+	}
+}
+
+var (
+	errAsked  = errors.New("asked for")
+	errClosed = errors.New("the watch was closed")
+)
+
+// listAndWatch lists, then follows from the next revision until it cannot.
+func (f *Follower) listAndWatch(ctx context.Context) error {
+	revision, err := f.list(ctx)
+	if err != nil {
+		return err
+	}
+	watching, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer stop()
+	// One range covers /m/ and /p/: what one revision changed comes in one piece.
+	watch := f.cfg.WatchClient.Watch(watching, layout.Meta,
+		clientv3.WithRange(clientv3.GetPrefixRangeEnd(layout.Policies)),
+		clientv3.WithRev(revision+1), clientv3.WithProgressNotify())
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-f.relist:
+			return errAsked
+		case resp, ok := <-watch:
+			if !ok {
+				return errClosed
+			}
+			if err := resp.Err(); err != nil {
+				return fmt.Errorf("watch: %w", err)
+			}
+			if resp.IsProgressNotify() {
+				continue
+			}
+			f.apply(resp.Events)
+		}
+	}
+}
+
+// list reads everything at one revision.
+func (f *Follower) list(ctx context.Context) (int64, error) {
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), listTimeout)
+	defer cancel()
+	select {
+	case <-f.relist: // this list answers it
+	default:
+	}
+	resp, err := f.cfg.Client.Txn(ctx).Then(
+		clientv3.OpGet(layout.Meta, clientv3.WithPrefix()),
+		clientv3.OpGet(layout.Policies, clientv3.WithPrefix()),
+	).Commit()
+	if err != nil {
+		return 0, fmt.Errorf("list: %w", err)
+	}
+	var events []*mvccpb.Event
+	for _, r := range resp.Responses {
+		for _, kv := range r.GetResponseRange().GetKvs() {
+			events = append(events, &mvccpb.Event{Type: mvccpb.Event_PUT, Kv: kv})
+		}
+	}
+	revision := resp.Header.Revision
+	f.publish(newState().next(revision, events), true)
+	return revision, nil
+}
+
+// apply takes over what the watch brought; all of a revision comes together.
+func (f *Follower) apply(events []*clientv3.Event) {
+	if len(events) == 0 {
+		return
+	}
+	f.mu.Lock()
+	current := f.state
+	f.mu.Unlock()
+	revision := current.applied
+	fresh := make([]*mvccpb.Event, 0, len(events))
+	for _, e := range events {
+		if e.Kv.ModRevision <= current.applied {
+			continue // the watch went back in time
+		}
+		revision = max(revision, e.Kv.ModRevision)
+		fresh = append(fresh, (*mvccpb.Event)(e))
+	}
+	f.publish(current.next(revision, fresh), false)
+}
+
+// publish makes a state the node's own. Only follow calls it.
+func (f *Follower) publish(next *state, listed bool) {
+	now := f.cfg.Monotonic()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	old := f.state
+	if old != nil && listed && (next.applied < old.applied || next.epoch == old.epoch && next.tick.Version < old.tick.Version) {
+		f.restored++
+		f.moved = false
+		f.cfg.Log.Error("etcd went back: it was restored from a snapshot, or is another etcd",
+			"revision", next.applied, "seen", old.applied, "tick", next.tick.Version, "tick_seen", old.tick.Version)
+	}
+	if old == nil || listed || next.epoch != old.epoch {
+		f.generation++
+	}
+	if old == nil || next.tick != old.tick {
+		if old != nil && now-f.tickSeen > claim.TickTakeover {
+			f.generation++ // away for a while: what was remembered may be void
+		}
+		f.tickSeen = now
+		f.moved = f.moved || old != nil && next.tick.Version > old.tick.Version && next.tick.Revision > old.tick.Revision
+	}
+	if old == nil || next.guard != old.guard {
+		f.guardSeen = now
+	}
+	if listed {
+		f.lists++
+	}
+	f.state = next
+	f.signal()
+}
+
+// signal wakes all who wait for a change; f.mu is held.
+func (f *Follower) signal() {
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+// probe reads the tick and the guard once a second, linearizably, and has
+// everything listed anew if the watch does not get as far.
+func (f *Follower) probe(ctx context.Context) {
+	ticker := time.NewTicker(probeEvery)
+	defer ticker.Stop()
+	for {
+		f.probeOnce(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+func (f *Follower) probeOnce(ctx context.Context) {
+	call, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), probeTimeout)
+	defer cancel()
+	f.mu.Lock()
+	before := f.state
+	f.mu.Unlock()
+	sent := f.cfg.Monotonic()
+	resp, err := f.cfg.Client.Txn(call).Then(clientv3.OpGet(layout.Guard), clientv3.OpGet(layout.Tick)).Commit()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err != nil {
+		f.lastErr = err
+		return
+	}
+	f.answered, f.probed = sent, true
+	f.signal()
+	if before == nil {
+		return
+	}
+	var seen claim.Seen
+	for _, r := range resp.Responses {
+		if seen, err = layout.See(seen, r.GetResponseRange().GetKvs()); err != nil {
+			f.lastErr = err
+			return
+		}
+	}
+	if resp.Header.Revision < before.applied || seen.Tick.Version < before.tick.Version {
+		f.askRelist() // etcd went back; the list will say so
+		return
+	}
+	if f.goal <= f.state.applied {
+		f.goal, f.goalSince = seen.Revision(), sent
+	} else if sent-f.goalSince >= behindMost {
+		f.cfg.Log.Warn("the watch is behind", "applied", f.state.applied, "seen", f.goal)
+		f.askRelist()
+	}
+}
+
+// askRelist has Run list anew; asking twice is asking once.
+func (f *Follower) askRelist() {
+	select {
+	case f.relist <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,150 @@
+package watch
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/policy"
+)
+
+// View returns what this node has applied. Until it has listed everything and then
+// seen the tick move, it is STORE_UNAVAILABLE.
+func (f *Follower) View() (claim.View, error) {
+	now := f.cfg.Monotonic()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.state
+	if s == nil {
+		return claim.View{}, unavailable("this node has not reached etcd yet", f.lastErr)
+	}
+	if err := s.check(); err != nil {
+		return claim.View{}, err
+	}
+	if !f.moved {
+		return claim.View{}, unavailable("this node waits for the cluster's clock to move", f.lastErr)
+	}
+	away := now - f.tickSeen
+	v := claim.View{
+		Guard:     s.guard,
+		GuardAge:  now - f.guardSeen,
+		Tick:      s.tick,
+		Now:       s.tick.Now(away),
+		Epoch:     s.epoch,
+		FenceBase: s.fenceBase,
+		Sealer:    claim.NewSealer(s.secret),
+		Policies:  s.effective,
+		Default:   f.cfg.Default,
+	}
+	if away <= claim.TickTakeover {
+		v.Generation = f.generation
+	}
+	return v, nil
+}
+
+// CatchUp returns once this node has applied what a transaction saw that was
+// refused under the view it used, or ctx ends: then STORE_UNAVAILABLE.
+func (f *Follower) CatchUp(ctx context.Context, used claim.View, saw claim.Seen) error {
+	f.mu.Lock()
+	lists := f.lists
+	f.mu.Unlock()
+	goneBack := saw.Guard < used.Guard || saw.Tick.Version < used.Tick.Version
+	if goneBack {
+		f.askRelist()
+	}
+	patience := time.NewTimer(catchUpPatience)
+	defer patience.Stop()
+	for {
+		f.mu.Lock()
+		changed, s, listed := f.changed, f.state, f.lists > lists
+		f.mu.Unlock()
+		if goneBack && listed || !goneBack && s != nil && s.applied >= saw.Revision() {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-patience.C:
+			f.askRelist()
+		case <-ctx.Done():
+			return unavailable("this node has not caught up with a change of policy or clock", ctx.Err())
+		}
+	}
+}
+
+// Ready reports nil if this node can serve: it has a View and etcd answers.
+func (f *Follower) Ready() error {
+	if _, err := f.View(); err != nil {
+		return err
+	}
+	now := f.cfg.Monotonic()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if silent := now - f.answered; !f.probed || silent > silentMost {
+		return unavailable(fmt.Sprintf("etcd has not answered for %v", silent.Round(time.Millisecond)), f.lastErr)
+	}
+	return nil
+}
+
+// Status is how far a node follows.
+type Status struct {
+	// Applied is the revision up to which all is applied; TickAge is how long ago
+	// the tick was seen to move. Restored counts how often etcd went back.
+	Applied  int64
+	TickAge  time.Duration
+	Restored uint64
+}
+
+// Status tells how far this node follows.
+func (f *Follower) Status() Status {
+	now := f.cfg.Monotonic()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.state == nil {
+		return Status{}
+	}
+	return Status{Applied: f.state.applied, TickAge: now - f.tickSeen, Restored: f.restored}
+}
+
+// Tick returns the newest tick and how long ago it was seen; its Version is 0
+// until it has been listed. changed is closed when anything moves.
+func (f *Follower) Tick() (tick claim.Tick, since time.Duration, changed <-chan struct{}) {
+	now := f.cfg.Monotonic()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.state == nil {
+		return claim.Tick{}, 0, f.changed
+	}
+	return f.state.tick, now - f.tickSeen, f.changed
+}
+
+// Namespaces returns the declared namespaces by name.
+func (f *Follower) Namespaces() []policy.Namespace {
+	if s := f.current(); s != nil {
+		return s.namespaces()
+	}
+	return nil
+}
+
+// Nodes returns the registered nodes, the one that ticks first.
+func (f *Follower) Nodes() []Node {
+	if s := f.current(); s != nil {
+		return s.sortedNodes()
+	}
+	return nil
+}
+
+// FirstNode is the id of the node that has been registered longest, whose business
+// the tick is; "" if there is none.
+func (f *Follower) FirstNode() string {
+	if nodes := f.Nodes(); len(nodes) > 0 {
+		return nodes[0].ID
+	}
+	return ""
+}
+
+func (f *Follower) current() *state {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.state
+}
