@@ -196,7 +196,11 @@ func (c *Cluster) close() {
 	var g errgroup.Group
 	for _, m := range members {
 		if m != nil {
-			g.Go(func() error { m.Close(); return nil })
+			g.Go(func() error {
+				m.Server.HardStop() // no handing over of leadership: all end at once
+				m.Close()
+				return nil
+			})
 		}
 	}
 	g.Wait() //nolint:errcheck // always nil

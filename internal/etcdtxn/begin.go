@@ -14,8 +14,8 @@ import (
 const markPatience = 10 * time.Second
 
 // Begin asks for the claim. The usual case is one transaction: if the key is
-// absent put the claim, else get the record. A key that this node gave a claim of
-// is read first, since a repeat is likely.
+// absent put the claim, else get the record. A key that this node knows of is read
+// first, since a repeat is likely, and a read needs no raft.
 func (s *Store) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -31,7 +31,7 @@ func (s *Store) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answe
 // beginOnce judges once; again asks for another round, with another claim id.
 func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.BeginRequest) (answer claim.Answer, again bool, err error) {
 	var guess *found
-	if !s.claims.Contains(name.Key) && !s.marks.Contains(name.Key) {
+	if !s.known.Contains(name.Key) {
 		guess = &found{}
 	}
 	var lease time.Duration

@@ -42,8 +42,12 @@ type node struct {
 type options struct {
 	// keeps: the node registers and ticks.
 	keeps bool
+	// byHand: nobody ticks but the test.
+	byHand bool
 	// watch is where the follower watches and reads; nil: the node's own client.
-	watch            *clientv3.Client
+	watch *clientv3.Client
+	// watchOnly is where the follower watches; it reads by watch.
+	watchOnly        *clientv3.Client
 	view             func(etcdtxn.Viewer) etcdtxn.Viewer
 	wall             func() time.Time
 	refuseUndeclared bool
@@ -58,7 +62,7 @@ func startNode(t testing.TB, client *clientv3.Client, o options) *node {
 	if o.watch == nil {
 		o.watch = client
 	}
-	n.follower = watch.New(watch.Config{Client: o.watch, Default: policy.Namespace{}.Claim()})
+	n.follower = watch.New(watch.Config{Client: o.watch, WatchClient: o.watchOnly, Default: policy.Namespace{}.Claim()})
 	var view etcdtxn.Viewer = n.follower
 	if o.view != nil {
 		view = o.view(view)
@@ -85,6 +89,9 @@ func startNode(t testing.TB, client *clientv3.Client, o options) *node {
 		})
 	}
 	t.Cleanup(n.stop)
+	if o.byHand {
+		n.ticksByHand(t)
+	}
 	n.awaitReady(t)
 	return n
 }
@@ -93,6 +100,18 @@ func report(t testing.TB, err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		t.Errorf("run: %v", err)
 	}
+}
+
+// ticksByHand moves the clock until the node has seen it move.
+func (n *node) ticksByHand(t testing.TB) {
+	t.Helper()
+	eventually(t, 20*time.Second, "the first list", func() error {
+		if tick, _, _ := n.follower.Tick(); tick.Version == 0 {
+			return errors.New("not listed")
+		}
+		return nil
+	})
+	ticks(t, n, 2)
 }
 
 func (n *node) awaitReady(t testing.TB) {

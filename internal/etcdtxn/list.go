@@ -84,7 +84,7 @@ func (s *Store) scan(ctx context.Context, namespace string, at cursor, limit int
 			ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(prefix)), clientv3.WithLimit(int64(limit))))
 		}
 		began := time.Now()
-		answers, see, err := s.flat(ctx, &v, ops)
+		answers, see, err := s.flat(ctx, ops)
 		if err != nil {
 			s.observe("list", string(classOf(err)), began)
 			if err := s.pause(ctx, wait, err, false); err != nil {
@@ -92,7 +92,7 @@ func (s *Store) scan(ctx context.Context, namespace string, at cursor, limit int
 			}
 			continue
 		}
-		if !see.admitted {
+		if !see.saw.Matches(&v) {
 			s.observe("list", "refused", began)
 			if err := s.catchUp(ctx, v, see); err != nil {
 				return at, err

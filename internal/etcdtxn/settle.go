@@ -2,6 +2,7 @@ package etcdtxn
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -59,9 +60,9 @@ func (s *Store) settle(ctx context.Context, op *operation) (outcome, error) {
 		}
 		if there == nil {
 			var err error
-			var got []found
+			var got found
 			began := time.Now()
-			got, see, err = s.read(ctx, &view, []string{op.key})
+			got, see, err = s.readOne(ctx, &view, op.key)
 			if err != nil {
 				s.observe("read", string(classOf(err)), began)
 				if err = s.pause(ctx, wait, err, false); err != nil {
@@ -77,7 +78,7 @@ func (s *Store) settle(ctx context.Context, op *operation) (outcome, error) {
 				continue
 			}
 			s.observe("read", "ok", began)
-			there, known = &got[0], true
+			there, known = &got, true
 			tick = max(tick, see.saw.Tick.Time)
 		}
 		now := max(view.Now, tick)
@@ -198,6 +199,9 @@ func (op *operation) owns(there *found) bool {
 // pause waits before another try. It returns the error to give up with, if the
 // failure is final or ctx ends.
 func (s *Store) pause(ctx context.Context, wait *backoff.ExponentialBackOff, cause error, doubt bool) error {
+	if told, ok := errors.AsType[*claim.Error](cause); ok {
+		return told
+	}
 	if classOf(cause) == refused {
 		s.log.Error("etcd refuses", "error", cause)
 		return &claim.Error{Reason: claim.StoreUnavailable, Message: "etcd refuses what this node asks: an operator must look at its log", Err: cause}

@@ -69,9 +69,13 @@ type Store struct {
 
 	// claims are those this node gave, by etcd key: a finish needs no read.
 	claims *lru.Cache[string, remembered]
+	// known are etcd keys that were found to have a record: a repeat is likely, so
+	// they are read first.
+	known *lru.Cache[string, struct{}]
 	// marks are held marks of forgets that this node has met, by etcd key.
-	marks *lru.Cache[string, metMark]
-	pace  *lru.Cache[string, *pace]
+	marks   *lru.Cache[string, metMark]
+	pace    *lru.Cache[string, *pace]
+	flights flights
 
 	// work is what goes on without its caller.
 	work    sync.WaitGroup
@@ -114,6 +118,8 @@ func New(cfg Config) *Store {
 	s := &Store{cfg: cfg, log: cfg.Log}
 	s.closing, s.abandon = context.WithCancel(context.Background())
 	s.claims = mustLRU[remembered](rememberedClaims)
+	s.known = mustLRU[struct{}](rememberedClaims)
+	s.flights.next = map[string]*flight{}
 	s.marks = mustLRU[metMark](rememberedMarks)
 	s.pace = mustLRU[*pace](pacedNamespaces)
 	return s
@@ -146,31 +152,37 @@ func (s *Store) Close(ctx context.Context) error {
 	}
 }
 
+// start runs what Close waits for; DRAINING once Close has begun.
+func (s *Store) start(f func()) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return &claim.Error{Reason: claim.Draining, Message: "this node is going away: send the same call to another", RetryAfter: time.Second}
+	}
+	s.work.Go(f)
+	return nil
+}
+
 // detach carries on though ctx ends, for at most this long, and answers the caller
 // if it is still there.
 func detach[T any](ctx context.Context, s *Store, within time.Duration, f func(context.Context) (T, error)) (T, error) {
 	var zero T
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return zero, &claim.Error{Reason: claim.Draining, Message: "this node is going away: send the same call to another", RetryAfter: time.Second}
-	}
-	s.work.Add(1)
-	s.mu.Unlock()
 	type result struct {
 		value T
 		err   error
 	}
 	done := make(chan result, 1)
-	go func() {
-		defer s.work.Done()
+	err := s.start(func() {
 		work, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 		defer cancel()
 		stop := context.AfterFunc(s.closing, cancel)
 		defer stop()
 		value, err := f(work)
 		done <- result{value, err}
-	}()
+	})
+	if err != nil {
+		return zero, err
+	}
 	select {
 	case r := <-done:
 		return r.value, r.err
@@ -224,6 +236,9 @@ func (s *Store) onRecord(ctx context.Context, kind, namespace, key string, id cl
 	end, err := s.settle(ctx, op)
 	if err != nil {
 		return concluded{outcome: end}, err
+	}
+	if last != nil || end.written {
+		s.known.Add(name.Key, struct{}{})
 	}
 	out := concluded{outcome: end, record: last, written: end.written}
 	if end.written {

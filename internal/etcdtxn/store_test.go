@@ -34,6 +34,7 @@ func TestUsualCaseIsOneRoundTrip(t *testing.T) {
 
 // G1 over three nodes and three members.
 func TestC01OneFirstAmongAHundredCallers(t *testing.T) {
+	t.Parallel()
 	c := etcdtest.Start(t, 3)
 	var all []*node
 	for i := range 3 {
@@ -66,6 +67,7 @@ func TestC01OneFirstAmongAHundredCallers(t *testing.T) {
 // C12, C16, C17: a caller that dies holds the key for its lease; what it does after
 // another took over changes nothing.
 func TestC16ZombieChangesNothingAfterTakeover(t *testing.T) {
+	t.Parallel()
 	_, n := one(t)
 	a := n.begin(t, claim.BeginRequest{Lease: seconds(1)})
 	want(t, n.begin(t, claim.BeginRequest{}), claim.InProgress)
@@ -92,6 +94,7 @@ func TestC16ZombieChangesNothingAfterTakeover(t *testing.T) {
 
 // C15: an owner that extends keeps its claim for as long as it does.
 func TestC15OwnerThatExtendsKeepsItsClaim(t *testing.T) {
+	t.Parallel()
 	_, n := one(t)
 	a := n.begin(t, claim.BeginRequest{Lease: seconds(1)})
 	for range 6 {
@@ -109,6 +112,7 @@ func TestC15OwnerThatExtendsKeepsItsClaim(t *testing.T) {
 }
 
 func TestTokenOfAnotherKeyIsRefused(t *testing.T) {
+	t.Parallel()
 	_, n := one(t)
 	a := n.begin(t, claim.BeginRequest{Key: "a"})
 	want(t, n.begin(t, claim.BeginRequest{Key: "b"}), claim.First)
@@ -118,6 +122,7 @@ func TestTokenOfAnotherKeyIsRefused(t *testing.T) {
 
 // A finish through another node, which remembers nothing, reads once.
 func TestFinishThroughAnotherNode(t *testing.T) {
+	t.Parallel()
 	c, n := one(t)
 	other := startNode(t, c.Client(), options{})
 	a := n.begin(t, claim.BeginRequest{RequestID: "r"})
@@ -137,6 +142,7 @@ func TestFinishThroughAnotherNode(t *testing.T) {
 
 // H05, G4: after forget has answered, Begin is FIRST, on every node; before it, held.
 func TestForgetHoldsThenFrees(t *testing.T) {
+	t.Parallel()
 	c, n := one(t)
 	other := startNode(t, c.Client(), options{})
 	a := n.begin(t, claim.BeginRequest{})
@@ -168,6 +174,7 @@ func TestForgetHoldsThenFrees(t *testing.T) {
 }
 
 func TestResolveThroughTheStore(t *testing.T) {
+	t.Parallel()
 	_, n := one(t)
 	n.put(t, policy.Policy{Takeover: policy.NeverTakeOver})
 	a := n.begin(t, claim.BeginRequest{Lease: seconds(1)})
@@ -189,6 +196,7 @@ func TestResolveThroughTheStore(t *testing.T) {
 }
 
 func TestListPages(t *testing.T) {
+	t.Parallel()
 	_, n := one(t)
 	const total = 57
 	for i := range total {
@@ -219,6 +227,7 @@ func TestListPages(t *testing.T) {
 }
 
 func TestNamespaceLife(t *testing.T) {
+	t.Parallel()
 	_, n := one(t)
 	ctx := within(t, 60*time.Second)
 	first, err := n.PutNamespace(ctx, policy.Namespace{Name: "ns", Policy: policy.Policy{DefaultLease: seconds(5)}})
@@ -259,6 +268,7 @@ func TestNamespaceLife(t *testing.T) {
 }
 
 func TestUndeclaredNamespaceRefused(t *testing.T) {
+	t.Parallel()
 	c := etcdtest.Start(t, 1)
 	n := startNode(t, c.Client(), options{keeps: true, refuseUndeclared: true})
 	_, err := n.Begin(within(t, 10*time.Second), fill(&claim.BeginRequest{}))

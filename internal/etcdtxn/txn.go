@@ -122,13 +122,13 @@ func (s *Store) write(ctx context.Context, v *claim.View, members []member) ([]s
 }
 
 // read reads keys flat and linearizably, with the guard and the tick beside them;
-// what it returns may be told only if it was admitted.
-func (s *Store) read(ctx context.Context, v *claim.View, keys []string) ([]found, seeing, error) {
+// what it returns may be told only under a view that these match.
+func (s *Store) read(ctx context.Context, keys []string) ([]found, seeing, error) {
 	ops := make([]clientv3.Op, 0, len(keys)+2)
 	for _, key := range keys {
 		ops = append(ops, clientv3.OpGet(key))
 	}
-	resp, see, err := s.flat(ctx, v, ops)
+	resp, see, err := s.flat(ctx, ops)
 	if err != nil {
 		return nil, see, err
 	}
@@ -140,7 +140,7 @@ func (s *Store) read(ctx context.Context, v *claim.View, keys []string) ([]found
 }
 
 // flat carries out reads with the guard and the tick beside them.
-func (s *Store) flat(ctx context.Context, v *claim.View, ops []clientv3.Op) ([]*pb.ResponseOp, seeing, error) {
+func (s *Store) flat(ctx context.Context, ops []clientv3.Op) ([]*pb.ResponseOp, seeing, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	n := len(ops)
@@ -152,7 +152,6 @@ func (s *Store) flat(ctx context.Context, v *claim.View, ops []clientv3.Op) ([]*
 	if see.saw, err = sawIn(claim.Seen{}, resp.Responses[n:]); err != nil {
 		return nil, see, err
 	}
-	see.admitted = see.saw.Matches(v)
 	return resp.Responses[:n], see, nil
 }
 
