@@ -23,7 +23,6 @@ import (
 // Cluster is a running etcd.
 type Cluster struct {
 	t     testing.TB
-	tune  func(*embed.Config)
 	confs []*embed.Config
 
 	mu      sync.Mutex
@@ -219,7 +218,7 @@ func freePorts(t testing.TB, n int) []int {
 		if err != nil {
 			t.Fatalf("find a free port: %v", err)
 		}
-		defer l.Close() //nolint:errcheck // nothing was sent
+		defer l.Close()
 		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
 	}
 	return ports

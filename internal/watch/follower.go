@@ -194,7 +194,7 @@ func (f *Follower) apply(events []*clientv3.Event) {
 			continue // the watch went back in time
 		}
 		revision = max(revision, e.Kv.ModRevision)
-		fresh = append(fresh, (*mvccpb.Event)(e))
+		fresh = append(fresh, e)
 	}
 	f.publish(current.next(revision, fresh), false)
 }

@@ -96,11 +96,11 @@ func TestUnreadablePolicyIsNotServed(t *testing.T) {
 func TestWatchThatGoesBackInTimeIsIgnored(t *testing.T) {
 	f := New(Config{})
 	f.publish(base(t), true)
-	f.apply([]*clientv3.Event{(*clientv3.Event)(put(t, layout.Tick, &storagev1.Tick{TimeNs: 1}, 2, 8))})
+	f.apply([]*clientv3.Event{put(t, layout.Tick, &storagev1.Tick{TimeNs: 1}, 2, 8)})
 	if tick, _, _ := f.Tick(); tick.Version != 3 || tick.Time != 5 {
 		t.Errorf("tick %+v", tick)
 	}
-	f.apply([]*clientv3.Event{(*clientv3.Event)(put(t, layout.Tick, &storagev1.Tick{TimeNs: 9}, 4, 11))})
+	f.apply([]*clientv3.Event{put(t, layout.Tick, &storagev1.Tick{TimeNs: 9}, 4, 11)})
 	if tick, _, _ := f.Tick(); tick.Version != 4 || f.Status().Applied != 11 {
 		t.Errorf("tick %+v, applied %d", tick, f.Status().Applied)
 	}
@@ -114,7 +114,7 @@ func TestGenerationAfterAGap(t *testing.T) {
 	copy(s.epoch[:], "epoch")
 	f.publish(s, true)
 	tick := func(version int64) claim.View {
-		f.apply([]*clientv3.Event{(*clientv3.Event)(put(t, layout.Tick, &storagev1.Tick{TimeNs: version}, version, 10+version))})
+		f.apply([]*clientv3.Event{put(t, layout.Tick, &storagev1.Tick{TimeNs: version}, version, 10+version)})
 		v, err := f.View()
 		if err != nil {
 			t.Fatal(err)

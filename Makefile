@@ -1,0 +1,111 @@
+# dualcheck. `make run` and `make test` are the only commands anyone needs.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BIN   := $(CURDIR)/.cache/bin
+export PATH := $(BIN):$(PATH)
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+LDFLAGS := -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+
+# Where the black-box cases and the sample data are, if they are there:
+#   make cases SHARED=/path/to/shared
+SHARED ?=
+URL    ?= http://127.0.0.1:7071
+ARGS   ?=
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.PHONY: run
+run: build ## build, then run everything from nothing: etcd, the server, an example to paste
+	exec ./dist/dualcheck dev $(ARGS)
+
+.PHONY: build
+build: go-toolchain ## build dist/dualcheck
+	go build -trimpath -ldflags '$(LDFLAGS)' -o dist/dualcheck ./cmd/dualcheck
+
+.PHONY: test
+test: go-toolchain ## all tests; the packages with concurrency of their own under the race detector
+	go test -race -timeout 15m ./...
+
+.PHONY: check
+check: tools ## formatting, vet, linters, the contract, generated code
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo 'gofmt would change:'; gofmt -l $$(git ls-files '*.go'); exit 1; }
+	go vet ./...
+	golangci-lint run ./...
+	buf lint
+	buf format --diff --exit-code
+	$(MAKE) breaking
+	$(MAKE) generated
+
+.PHONY: breaking
+breaking: tools ## the contract against the last commit on main that has one
+	@base=$$(git rev-parse -q --verify origin/main || git rev-parse -q --verify main || git rev-parse HEAD); \
+	if git cat-file -e $$base:api/proto 2>/dev/null; then \
+		dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+		git archive $$base api/proto buf.yaml | tar -x -C "$$dir"; \
+		buf breaking --against "$$dir"; \
+	else echo 'no earlier contract to compare with'; fi
+
+.PHONY: generate
+generate: tools ## make api/gen from api/proto
+	buf generate
+
+.PHONY: generated
+generated: tools ## fail if api/gen is not what api/proto makes
+	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+	buf generate -o "$$dir"; \
+	diff -r -x openapi.go "$$dir/api/gen" api/gen || { echo 'api/gen is out of date: make generate'; exit 1; }
+
+.PHONY: cases
+cases: ## replay the black-box cases against a running server (SHARED=..., URL=...)
+	@test -f '$(SHARED)/cases/run.py' || { echo 'say where the cases are: make cases SHARED=/path/to/shared'; exit 2; }
+	python3 '$(SHARED)/cases/run.py' --url '$(URL)' '$(SHARED)/cases/dedup.json'
+
+.PHONY: acceptance
+acceptance: build ## cases and sample data against servers of their own, restarted and killed (SHARED=...)
+	test/acceptance.sh '$(SHARED)'
+
+.PHONY: fuzz
+fuzz: ## fuzz each target for a while (FUZZTIME=30s)
+	@for pkg in $$(grep -rl --include='*_test.go' '^func Fuzz' internal | xargs -n1 dirname | sort -u); do \
+		for f in $$(grep -hoE '^func Fuzz[A-Za-z0-9]+' $$pkg/*_test.go | sed 's/func //'); do \
+			go test ./$$pkg -run '^$$' -fuzz "^$$f$$" -fuzztime $(or $(FUZZTIME),30s); done; done
+
+.PHONY: man
+man: build ## man pages in man/
+	./dist/dualcheck man --dir man
+
+.PHONY: clean
+clean: ## remove what was built and the state of `make run`
+	rm -rf dist man .dualcheck
+
+.PHONY: go-toolchain
+go-toolchain:
+	@command -v go >/dev/null || { echo 'Go 1.26 or later is needed: https://go.dev/doc/install'; exit 1; }
+
+# Tools are pinned in modules of their own and built into .cache/bin; a stamp
+# per module keeps them up to date.
+.PHONY: tools
+tools: $(BIN)/.plugins $(BIN)/.buf $(BIN)/.lint
+
+$(BIN)/.plugins: tools/go.mod | go-toolchain
+	@mkdir -p $(BIN)
+	cd tools && go build -o $(BIN)/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc \
+		github.com/grpc-ecosystem/grpc-gateway/v2/protoc-gen-grpc-gateway github.com/grpc-ecosystem/grpc-gateway/v2/protoc-gen-openapiv2
+	@touch $@
+
+$(BIN)/.buf: tools/buf/go.mod | go-toolchain
+	@mkdir -p $(BIN)
+	cd tools/buf && go build -o $(BIN)/buf github.com/bufbuild/buf/cmd/buf
+	@touch $@
+
+$(BIN)/.lint: tools/lint/go.mod | go-toolchain
+	@mkdir -p $(BIN)
+	cd tools/lint && go build -o $(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@touch $@
