@@ -1,0 +1,15 @@
+//go:build unix && !linux
+
+package ingest
+
+import (
+	"os/exec"
+	"syscall"
+)
+
+// ownGroup gives a command that has not begun a process group of its own, which
+// an interrupt at the terminal does not reach, and which is killed as a whole.
+func ownGroup(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return killGroup(cmd) }
+}
