@@ -40,6 +40,7 @@ var beginTable = []phases[begins]{
 	{"pending without a lease, key_until set", []phase[begins]{{forever, all("UNKNOWN_OUTCOME")}}},
 	{"pending without key_until", []phase[begins]{ownUntilLeaseEnd, heldInGrace, {forever, all("UNKNOWN_OUTCOME")}}},
 	{"released", []phase[begins]{{keyEnd + grace, freed}, {forever, fresh}}},
+	{"released without key_until", []phase[begins]{{forever, freed}}},
 	{"released by operator", []phase[begins]{{keyEnd + grace, freed}, {forever, fresh}}},
 	{"lapsed, released by operator", []phase[begins]{{leaseEnd + grace + claim.Instant(keepKey) + grace, freed}, {forever, fresh}}},
 	{"released, used up", []phase[begins]{{keyEnd + grace, all("UNKNOWN_OUTCOME")}, {forever, fresh}}},

@@ -78,6 +78,7 @@ var finishTable = []phases[finishes]{
 	{"pending without a lease, key_until set", []phase[finishes]{{forever, unfinished}}},
 	{"pending without key_until", []phase[finishes]{{forever, unfinished}}},
 	{"released", []phase[finishes]{{keyEnd + grace, ownRelease}, {forever, forgotten}}},
+	{"released without key_until", []phase[finishes]{{forever, ownRelease}}},
 	{"released by operator", []phase[finishes]{{keyEnd + grace, takenBack}, {forever, forgotten}}},
 	{"lapsed, released by operator", []phase[finishes]{{leaseEnd + grace + claim.Instant(keepKey) + grace, takenBack}, {forever, forgotten}}},
 	{"released, used up", []phase[finishes]{{keyEnd + grace, ownRelease}, {forever, forgotten}}},
@@ -97,8 +98,7 @@ var finishTable = []phases[finishes]{
 
 // finishRequests is every finish that makes a difference.
 func finishRequests(yield func(name string, id claim.ID, req *claim.FinishRequest, want func(finishes) string)) {
-	digest := sha256.Sum256(nil)
-	copy(digest[:], resultDigest(bankResult))
+	digest := resultDigest(bankResult)
 	outcomes := []struct {
 		name string
 		req  claim.FinishRequest
@@ -107,7 +107,7 @@ func finishRequests(yield func(name string, id claim.ID, req *claim.FinishReques
 		{"Complete", claim.FinishRequest{Result: bankResult}, func(f finishes) string { return f.same }},
 		{"Complete otherwise", claim.FinishRequest{Result: otherResult}, func(f finishes) string { return f.other }},
 		{"Complete with nothing", claim.FinishRequest{}, func(f finishes) string { return f.other }},
-		{"Complete omitted", claim.FinishRequest{Omitted: &claim.Omitted{Digest: digest[:], Size: 10}}, func(f finishes) string { return f.omitted }},
+		{"Complete omitted", claim.FinishRequest{Omitted: &claim.Omitted{Digest: digest, Size: 10}}, func(f finishes) string { return f.omitted }},
 		{"Complete omitted otherwise", claim.FinishRequest{Omitted: &claim.Omitted{Digest: otherPrint, Size: 10}}, func(f finishes) string { return f.other }},
 		{"Fail TERMINAL", claim.FinishRequest{Failure: blocked}, func(f finishes) string { return f.failed }},
 		{"Fail TERMINAL otherwise", claim.FinishRequest{Failure: refused}, func(f finishes) string { return f.failedOtherwise }},
@@ -247,6 +247,7 @@ var extendTable = []phases[extends]{
 	{"pending without a lease, key_until set", []phase[extends]{{forever, extendable}}},
 	{"pending without key_until", []phase[extends]{{forever, extendable}}},
 	{"released", []phase[extends]{{keyEnd + grace, over}, {forever, unknownKey}}},
+	{"released without key_until", []phase[extends]{{forever, over}}},
 	{"released by operator", []phase[extends]{{keyEnd + grace, over}, {forever, unknownKey}}},
 	{"lapsed, released by operator", []phase[extends]{{leaseEnd + grace + claim.Instant(keepKey) + grace, over}, {forever, unknownKey}}},
 	{"released, used up", []phase[extends]{{keyEnd + grace, over}, {forever, unknownKey}}},
@@ -321,8 +322,23 @@ func checkExtension(t *testing.T, what string, old *claim.Record, until claim.In
 	}
 }
 
-// A digest never depends on what happens to be stored with it.
-func TestFinishedDigestIsThirtyTwoBytes(t *testing.T) {
+// What only matters while a claim runs is dropped at its end, also after it was
+// extended: records are small.
+func TestFinishDropsWhatMattersOnlyWhileAClaimRuns(t *testing.T) {
+	for _, req := range []*claim.FinishRequest{{Result: bankResult}, {Failure: blocked}, {Failure: passing}} {
+		w := newWorld()
+		w.fenceBase = 1 << 40
+		g := w.first(t, asks("r"))
+		must(t)(w.extend(g.ID, time.Hour))
+		must(t)(w.finish(g.ID, req))
+		if r := w.rec; r.ClaimRevision != 0 || r.FenceBase != 0 || r.RequestID != "" || r.Claimed != 0 || r.LeaseUntil != 0 {
+			t.Errorf("%v keeps %+v", r.State, r)
+		}
+	}
+}
+
+// Whatever is finished has the digest of its outcome, and nothing else has one.
+func TestEveryFinishedRecordHasItsDigest(t *testing.T) {
 	for state, f := range fixtures(t) {
 		finished := f.rec != nil && f.rec.State.Finished()
 		if finished != (f.rec != nil && len(f.rec.Digest) == sha256.Size) {

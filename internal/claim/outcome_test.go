@@ -66,9 +66,9 @@ func TestDigestIsStable(t *testing.T) {
 		req  *claim.FinishRequest
 		want string
 	}{
-		{&claim.FinishRequest{Result: bankResult}, "c7cd5c19ad0c7ca5ec1c6f1ad3c24e13ac0cd8fbb4b9a3ddc3d4bbc2ce3a9fd1"},
-		{&claim.FinishRequest{Failure: blocked}, "00"},
-		{&claim.FinishRequest{}, "00"},
+		{&claim.FinishRequest{Result: bankResult}, "fd9eb09fe96209701db8f839057c1b9780e758fc0c17069df823cdda4ca22ddc"},
+		{&claim.FinishRequest{Failure: blocked}, "33306612af896aa70500183650d0e29bd18d2182c5cbf3d3f7888fdd727dd7d0"},
+		{&claim.FinishRequest{}, "b2de3ef499082bfbafb4d136c44c2fb4f9f30d0c5842fd8bfdab7d3084615c0a"},
 	} {
 		if got := hex.EncodeToString(finished(t, c.req, 1<<20).Digest); got != c.want {
 			t.Errorf("%+v: %s, want %s", c.req, got, c.want)
@@ -81,7 +81,7 @@ func TestDigestIsTheDocumentedOne(t *testing.T) {
 	for _, r := range []*claim.Result{
 		{}, bankResult, otherResult,
 		{Code: -7, ContentType: "text/plain; charset=utf-8", Body: []byte{0, 255, 10}},
-		{Metadata: map[string]string{"b": "2", "a": "1", "": "x"[:0], "é": "ü"}},
+		{Metadata: map[string]string{"b": "2", "a": "1", "z": "", "é": "ü"}},
 		{Body: bytes.Repeat([]byte("0123456789"), 1000)},
 	} {
 		if got := finished(t, &claim.FinishRequest{Result: r}, 1<<20).Digest; !bytes.Equal(got, resultDigest(r)) {

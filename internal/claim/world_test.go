@@ -195,7 +195,7 @@ func number(n int32) string {
 	if n < 0 || n > 9 {
 		return "?"
 	}
-	return string(rune('0' + n))
+	return string('0' + n)
 }
 
 // fixture is a record in one state, with the policy that governs it and the
@@ -257,6 +257,7 @@ func fixtures(t *testing.T) map[string]fixture {
 	build("pending without a lease, key_until set", func(w *world) { w.rec.LeaseUntil = 0 })
 	build("pending without key_until", func(w *world) { w.rec.KeyUntil = 0 })
 	build("released", release)
+	build("released without key_until", func(w *world) { release(w); w.rec.KeyUntil = 0 })
 	build("released by operator", func(w *world) {
 		must(t)(w.fail(holder, unsure))
 		must(t)(w.resolve(operator))

@@ -95,6 +95,7 @@ func TestH03TwoTickersAndAWildClock(t *testing.T) {
 	steps := n.client.Watch(ctx, layout.Tick)
 	wild := 0
 	last, _, _ := n.follower.Tick()
+	asleep := last
 	for seen := 0; seen < 12; {
 		from, _, _ := other.follower.Tick()
 		if err := etcdtxn.Tick(ctx, other.client, from, time.Hour); err != nil {
@@ -119,6 +120,17 @@ func TestH03TwoTickersAndAWildClock(t *testing.T) {
 	}
 	if wild == 0 {
 		t.Error("the wild ticker did not tick")
+	}
+	// A ticker that was paused meanwhile wakes and writes what it was about to.
+	if err := etcdtxn.Tick(ctx, n.client, asleep, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := n.client.Get(ctx, layout.Tick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now, err := layout.See(claim.Seen{}, resp.Kvs); err != nil || now.Tick.Time < last.Time {
+		t.Errorf("the clock went back from %+v to %+v, %v", last, now.Tick, err)
 	}
 }
 

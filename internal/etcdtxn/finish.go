@@ -2,6 +2,7 @@ package etcdtxn
 
 import (
 	"context"
+	"time"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
@@ -46,9 +47,13 @@ func (s *Store) Extend(ctx context.Context, req *claim.ExtendRequest) (*claim.Gr
 	if err != nil {
 		return nil, err
 	}
+	var lease time.Duration
 	c, err := s.onRecord(ctx, "extend", req.Namespace, req.Key, id, s.recall(name, id), false,
-		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
-			_, write, err := claim.Extend(rec, id, req, m)
+		func(rec *claim.Record, m claim.Moment) (write *claim.Record, err error) {
+			if lease, err = m.Policy.Lease(req.Lease); err != nil {
+				return nil, err
+			}
+			_, write, err = claim.Extend(rec, id, req, m)
 			return write, err
 		})
 	if err != nil {
@@ -56,8 +61,10 @@ func (s *Store) Extend(ctx context.Context, req *claim.ExtendRequest) (*claim.Gr
 	}
 	if c.written {
 		s.remember(name, c)
+	} else {
+		lease = 0 // the deadline is later than was asked for: tell what is left
 	}
-	grant := c.record.Grant(0, c.tick)
+	grant := c.record.Grant(lease, c.tick)
 	grant.Token = req.Token
 	return grant, nil
 }

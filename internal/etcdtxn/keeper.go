@@ -119,6 +119,7 @@ func (k *Keeper) registered(ctx context.Context) error {
 
 // tick moves the clock whenever it is this node's turn.
 func (k *Keeper) tick(ctx context.Context) {
+	failing := false // told once, until it works again
 	for ctx.Err() == nil {
 		tick, since, changed := k.cfg.Follower.Tick()
 		due := claim.TickTakeover + time.Duration(rand.Int64N(int64(claim.TickEvery)))
@@ -127,10 +128,15 @@ func (k *Keeper) tick(ctx context.Context) {
 		}
 		pause := due - since
 		if tick.Version != 0 && pause <= 0 {
-			if err := Tick(ctx, k.cfg.Client, tick, since); err != nil && ctx.Err() == nil {
-				k.cfg.Log.Warn("the clock could not be moved", "error", err)
-			}
 			pause = claim.TickEvery / 5 // until the watch has brought it
+			err := Tick(ctx, k.cfg.Client, tick, since)
+			if err != nil {
+				pause = claim.TickEvery
+				if !failing && ctx.Err() == nil {
+					k.cfg.Log.Warn("the clock could not be moved; it stands until it can", "error", err)
+				}
+			}
+			failing = err != nil
 		}
 		select {
 		case <-ctx.Done():

@@ -39,13 +39,15 @@ type Record struct {
 	Fingerprint []byte `protobuf:"bytes,6,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
 	Owner       string `protobuf:"bytes,7,opt,name=owner,proto3" json:"owner,omitempty"`
 	Attempt     uint32 `protobuf:"varint,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// 16 bytes: the newest claim.
+	// 16 bytes: the newest claim; none once an operator released it.
 	ClaimId []byte `protobuf:"bytes,9,opt,name=claim_id,json=claimId,proto3" json:"claim_id,omitempty"`
-	// The newest claim, or the one directly before, if its own holder released it.
+	// The claim directly before, if its own holder released it; or the newest one, if
+	// it was finished after its own release.
 	ReleasedClaimId []byte `protobuf:"bytes,10,opt,name=released_claim_id,json=releasedClaimId,proto3" json:"released_claim_id,omitempty"`
 	// What became of the claim before, as the newest one was told.
 	Previous uint32 `protobuf:"varint,12,opt,name=previous,proto3" json:"previous,omitempty"`
-	// The call that was given the newest claim; dropped at its end.
+	// The call that was given the newest claim; dropped once that is finished or
+	// released.
 	RequestId string `protobuf:"bytes,13,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Hashes of request ids whose claims were released; at most 16.
 	Spent []uint64 `protobuf:"fixed64,14,rep,packed,name=spent,proto3" json:"spent,omitempty"`
