@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
+)
+
+// defaultAddr is where the service is unless a flag or the environment says so.
+const defaultAddr = "127.0.0.1:7070"
+
+// addrVariable is the environment's variable for --addr.
+const addrVariable = "DUALCHECK_ADDR"
+
+// maxMessage is the longest message that the contract has, in bytes; what is
+// received may be a little longer with what is around it.
+const maxMessage = 16 << 20
+
+// retryConfig sends a call again that got UNAVAILABLE: 4 tries in all, the very
+// same message, so the same request_id.
+const retryConfig = `{"methodConfig": [{
+	"name": [{"service": "dualcheck.v1.DedupService"}, {"service": "dualcheck.v1.AdminService"}],
+	"retryPolicy": {
+		"maxAttempts": 4,
+		"initialBackoff": "0.1s",
+		"maxBackoff": "1s",
+		"backoffMultiplier": 2,
+		"retryableStatusCodes": ["UNAVAILABLE"]
+	}
+}]}`
+
+// clientFlags say which server to call, and how.
+type clientFlags struct {
+	addr     string
+	timeout  time.Duration
+	tls      bool
+	caFile   string
+	certFile string
+	keyFile  string
+}
+
+// addClientFlags gives a command the flags of every client command.
+func addClientFlags(cmd *cobra.Command) *clientFlags {
+	c := &clientFlags{}
+	f := cmd.Flags()
+	f.StringVar(&c.addr, "addr", defaultAddr, "the server's address (or "+addrVariable+")")
+	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long one call may take")
+	f.BoolVar(&c.tls, "tls", false, "use TLS, trusting the system's authorities unless --ca-file is given")
+	f.StringVar(&c.caFile, "ca-file", "", "trust the authorities in this PEM file alone; implies --tls")
+	f.StringVar(&c.certFile, "cert-file", "", "show this certificate (PEM); implies --tls, needs --key-file")
+	f.StringVar(&c.keyFile, "key-file", "", "the certificate's key (PEM)")
+	cmd.MarkFlagsRequiredTogether("cert-file", "key-file")
+	for _, name := range []string{"ca-file", "cert-file", "key-file"} {
+		fileFlag(cmd, name)
+	}
+	return c
+}
+
+// target is the address to call.
+func (c *clientFlags) target(cmd *cobra.Command) string {
+	if !cmd.Flags().Changed("addr") {
+		if addr := os.Getenv(addrVariable); addr != "" {
+			return addr
+		}
+	}
+	return c.addr
+}
+
+// given repeats the flags that say which server it was, for a command line that
+// is to be pasted.
+func (c *clientFlags) given(cmd *cobra.Command) []string {
+	var words []string
+	for _, name := range []string{"addr", "tls", "ca-file", "cert-file", "key-file"} {
+		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
+			words = append(words, "--"+name+"="+flag.Value.String())
+		}
+	}
+	return words
+}
+
+// credentials are the connection's.
+func (c *clientFlags) credentials() (credentials.TransportCredentials, error) {
+	if !c.tls && c.caFile == "" && c.certFile == "" {
+		return insecure.NewCredentials(), nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.caFile != "" {
+		pem, err := os.ReadFile(c.caFile)
+		if err != nil {
+			return nil, usageErrorf("read --ca-file: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, usageErrorf("--ca-file %s has no certificate in it", c.caFile)
+		}
+	}
+	if c.certFile != "" {
+		pair, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
+		if err != nil {
+			return nil, usageErrorf("read --cert-file and --key-file: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return credentials.NewTLS(config), nil
+}
+
+// client is a connection to a server and the services on it.
+type client struct {
+	dedup   dualcheckv1.DedupServiceClient
+	admin   dualcheckv1.AdminServiceClient
+	conn    *grpc.ClientConn
+	addr    string
+	timeout time.Duration
+}
+
+// connect prepares a connection; the first call makes it.
+func (c *clientFlags) connect(cmd *cobra.Command) (*client, error) {
+	if c.timeout <= 0 {
+		return nil, usageErrorf("--timeout is %v, it must be above zero", c.timeout)
+	}
+	transport, err := c.credentials()
+	if err != nil {
+		return nil, err
+	}
+	addr := c.target(cmd)
+	conn, err := grpc.NewClient(addr,
+		grpc.WithTransportCredentials(transport),
+		grpc.WithDefaultServiceConfig(retryConfig),
+		grpc.WithUserAgent("dualcheck/"+buildInfo().Version),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage+1<<20)),
+	)
+	if err != nil {
+		return nil, usageErrorf("--addr %q cannot be used: %w", addr, err)
+	}
+	return &client{
+		dedup:   dualcheckv1.NewDedupServiceClient(conn),
+		admin:   dualcheckv1.NewAdminServiceClient(conn),
+		conn:    conn,
+		addr:    addr,
+		timeout: c.timeout,
+	}, nil
+}
+
+// with connects, runs do with a context that bounds one call (extra on top of
+// --timeout), and closes the connection.
+func (c *clientFlags) with(cmd *cobra.Command, extra time.Duration, do func(context.Context, *client) error) (err error) {
+	to, err := c.connect(cmd)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, to.conn.Close()) }()
+	ctx, cancel := context.WithTimeout(cmd.Context(), to.timeout+extra)
+	defer cancel()
+	err = to.explain(do(ctx, to))
+	if cmd.Context().Err() != nil && status.Code(err) == codes.Canceled {
+		return context.Canceled
+	}
+	return err
+}
+
+// explain says of a server that cannot be reached where it was looked for. What
+// a server says itself has details.
+func (to *client) explain(err error) error {
+	s, ok := statusOf(err)
+	if !ok || s.Code() != codes.Unavailable || len(s.Details()) > 0 {
+		return err
+	}
+	cause := s.Message()
+	if _, dialling, found := strings.Cut(cause, "transport: "); found {
+		cause = strings.Trim(dialling, `"`)
+	}
+	return status.Errorf(codes.Unavailable, "no server answers at %s (%s); start one with dualcheck dev, or name another with --addr or %s",
+		to.addr, cause, addrVariable)
+}

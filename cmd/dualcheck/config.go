@@ -1,0 +1,450 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-viper/mapstructure/v2"
+	"github.com/knadh/koanf/parsers/yaml"
+	"github.com/knadh/koanf/providers/confmap"
+	"github.com/knadh/koanf/providers/file"
+	"github.com/knadh/koanf/v2"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/dualcheck/dualcheck/internal/telemetry"
+)
+
+// envPrefix is what every setting's variable begins with: DUALCHECK_GRPC_ADDR is
+// grpc-addr.
+const envPrefix = "DUALCHECK_"
+
+// clientVariables are the client commands' own and no settings of a server.
+var clientVariables = []string{addrVariable}
+
+// settings are what a server is run with. The names are those of the flags, of the
+// file's keys and, in capitals, of the environment's variables.
+type settings struct {
+	GRPCAddr      string `koanf:"grpc-addr"`
+	HTTPAddr      string `koanf:"http-addr"`
+	DebugAddr     string `koanf:"debug-addr"`
+	AdvertiseAddr string `koanf:"advertise-addr"`
+	NodeID        string `koanf:"node-id"`
+
+	EtcdEndpoints    []string `koanf:"etcd-endpoints"`
+	EtcdUser         string   `koanf:"etcd-user"`
+	EtcdPassword     string   `koanf:"etcd-password"`
+	EtcdPasswordFile string   `koanf:"etcd-password-file"`
+	EtcdCAFile       string   `koanf:"etcd-ca-file"`
+	EtcdCertFile     string   `koanf:"etcd-cert-file"`
+	EtcdKeyFile      string   `koanf:"etcd-key-file"`
+	EtcdServerName   string   `koanf:"etcd-server-name"`
+
+	TLSCertFile string `koanf:"tls-cert-file"`
+	TLSKeyFile  string `koanf:"tls-key-file"`
+
+	LogFormat string `koanf:"log-format"`
+	LogLevel  string `koanf:"log-level"`
+	LogKeys   bool   `koanf:"log-keys"`
+
+	RequireDeclared  bool          `koanf:"require-declared-namespaces"`
+	Reflection       bool          `koanf:"reflection"`
+	MaxConnectionAge time.Duration `koanf:"max-connection-age"`
+	PreDrainDelay    time.Duration `koanf:"pre-drain-delay"`
+	DrainTimeout     time.Duration `koanf:"drain-timeout"`
+}
+
+// defaultSettings are what a server is run with if nothing is said.
+func defaultSettings() settings {
+	return settings{
+		GRPCAddr:         ":7070",
+		HTTPAddr:         ":7071",
+		LogFormat:        string(telemetry.LogText),
+		LogLevel:         "info",
+		Reflection:       true,
+		MaxConnectionAge: 30 * time.Minute,
+		DrainTimeout:     45 * time.Second,
+	}
+}
+
+// secretSettings cannot be flags, because everyone on a machine sees those, and are
+// never printed.
+var secretSettings = []string{"etcd-password"}
+
+// settingsFlags gives a command a flag for every setting.
+func settingsFlags(cmd *cobra.Command) {
+	d, f := defaultSettings(), cmd.Flags()
+	f.String("config", "", "read settings from this YAML file; the environment and flags go before it")
+	fileFlag(cmd, "config")
+	f.String("grpc-addr", d.GRPCAddr, "where gRPC listens; port 0 takes a free one")
+	f.String("http-addr", d.HTTPAddr, "where JSON, health and metrics listen")
+	f.String("debug-addr", d.DebugAddr, "where pprof listens; empty: nowhere")
+	f.String("advertise-addr", d.AdvertiseAddr, "the gRPC address to tell others (default: the host's name and the gRPC port)")
+	f.String("node-id", d.NodeID, "this node's name, unique among the living (default: the host's name and a random end)")
+	f.StringSlice("etcd-endpoints", d.EtcdEndpoints, "etcd's client addresses, host:port or URLs, separated by commas")
+	f.String("etcd-user", d.EtcdUser, "user name in etcd")
+	f.String("etcd-password-file", d.EtcdPasswordFile, "file with that user's password (or "+envPrefix+"ETCD_PASSWORD)")
+	f.String("etcd-ca-file", d.EtcdCAFile, "trust the authorities in this PEM file alone for etcd; implies TLS")
+	f.String("etcd-cert-file", d.EtcdCertFile, "show etcd this certificate (PEM)")
+	f.String("etcd-key-file", d.EtcdKeyFile, "that certificate's key (PEM)")
+	f.String("etcd-server-name", d.EtcdServerName, "the name that etcd's certificate must have (default: the endpoint's host)")
+	f.String("tls-cert-file", d.TLSCertFile, "serve both ports with this certificate (PEM); read again when it changes")
+	f.String("tls-key-file", d.TLSKeyFile, "that certificate's key (PEM)")
+	logFlags(cmd, &d)
+	f.Bool("require-declared-namespaces", d.RequireDeclared, "refuse namespaces that nobody declared, instead of giving them the default policy")
+	f.Bool("reflection", d.Reflection, "let gRPC clients learn the contract from the server")
+	f.Duration("max-connection-age", d.MaxConnectionAge, "have gRPC clients connect anew this often, so that load spreads; 0: never")
+	f.Duration("pre-drain-delay", d.PreDrainDelay, "go on serving for so long after health says no, while load balancers notice")
+	f.Duration("drain-timeout", d.DrainTimeout, "cut off what has not ended so long after a stop was asked for")
+	for _, name := range []string{"etcd-password-file", "etcd-ca-file", "etcd-cert-file", "etcd-key-file", "tls-cert-file", "tls-key-file"} {
+		fileFlag(cmd, name)
+	}
+}
+
+// logFlags are those that dev has too.
+func logFlags(cmd *cobra.Command, s *settings) {
+	f := cmd.Flags()
+	f.StringVar(&s.LogFormat, "log-format", s.LogFormat, "text or json")
+	f.StringVar(&s.LogLevel, "log-level", s.LogLevel, "debug, info, warn or error")
+	f.BoolVar(&s.LogKeys, "log-keys", s.LogKeys, "log keys as they are, instead of a part of their hash")
+	completeWith(cmd, "log-format", "text", "json")
+	completeWith(cmd, "log-level", "debug", "info", "warn", "error")
+}
+
+// settingNames lists every setting.
+func settingNames() []string {
+	var names []string
+	for f := range reflect.TypeFor[settings]().Fields() {
+		names = append(names, f.Tag.Get("koanf"))
+	}
+	return names
+}
+
+// loaded are settings and where each came from.
+type loaded struct {
+	settings
+	from map[string]string
+}
+
+// loadSettings reads flags over the environment over the file over the defaults.
+// What is not known is refused, so that no misspelt setting is silently without
+// effect; the errors are sentences that say which setting and where.
+func loadSettings(flags *pflag.FlagSet, environ []string) (*loaded, error) {
+	l := &loaded{settings: defaultSettings(), from: map[string]string{}}
+	path, err := configPath(flags, environ)
+	if err != nil {
+		return nil, err
+	}
+	if path != "" {
+		k := koanf.New("\x00") // no setting's name is a path
+		if err := k.Load(file.Provider(path), yaml.Parser()); err != nil {
+			return nil, usageErrorf("read the configuration %s: %w", path, err)
+		}
+		if err := l.take(k.Raw(), path, func(name string) string { return name }); err != nil {
+			return nil, err
+		}
+	}
+	env := map[string]any{}
+	for _, entry := range environ {
+		variable, value, _ := strings.Cut(entry, "=")
+		name, ours := strings.CutPrefix(variable, envPrefix)
+		if !ours || variable == configVariable || slices.Contains(clientVariables, variable) {
+			continue
+		}
+		env[strings.ReplaceAll(strings.ToLower(name), "_", "-")] = value
+	}
+	if err := l.take(env, "the environment", variableOf); err != nil {
+		return nil, err
+	}
+	given := map[string]any{}
+	flags.Visit(func(f *pflag.Flag) {
+		if slices.Contains(settingNames(), f.Name) {
+			given[f.Name] = f.Value.String()
+			if s, ok := f.Value.(pflag.SliceValue); ok {
+				given[f.Name] = s.GetSlice()
+			}
+		}
+	})
+	if err := l.take(given, "the flags", func(name string) string { return "--" + name }); err != nil {
+		return nil, err
+	}
+	return l, l.check()
+}
+
+const configVariable = envPrefix + "CONFIG"
+
+// configPath is where the file is: a flag or the environment says so, or there is
+// none.
+func configPath(flags *pflag.FlagSet, environ []string) (string, error) {
+	if f := flags.Lookup("config"); f != nil && f.Changed {
+		if f.Value.String() == "" {
+			return "", usageErrorf("--config names no file")
+		}
+		return f.Value.String(), nil
+	}
+	for _, entry := range environ {
+		if path, ok := strings.CutPrefix(entry, configVariable+"="); ok {
+			return path, nil
+		}
+	}
+	return "", nil
+}
+
+func variableOf(name string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+}
+
+// take puts what one source says over what is there. spell is how that source
+// spells a setting's name.
+func (l *loaded) take(values map[string]any, source string, spell func(string) string) error {
+	names := settingNames()
+	for name := range values {
+		if slices.Contains(names, name) {
+			continue
+		}
+		hint := ""
+		if near := nearest(name, names); near != "" {
+			hint = ": did you mean " + spell(near) + "?"
+		}
+		return usageErrorf("%s: there is no setting %s%s", source, spell(name), hint)
+	}
+	for name, value := range values {
+		k := koanf.New("\x00")
+		if err := k.Load(confmap.Provider(map[string]any{name: value}, ""), nil); err != nil {
+			return usageErrorf("%s: %s: %w", source, spell(name), err)
+		}
+		err := k.UnmarshalWithConf("", &l.settings, koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
+			TagName: "koanf", ErrorUnused: true, WeaklyTypedInput: true,
+			DecodeHook: mapstructure.ComposeDecodeHookFunc(plainValue, mapstructure.StringToTimeDurationHookFunc(), mapstructure.StringToSliceHookFunc(",")),
+		}})
+		if err != nil {
+			return usageErrorf("%s: %s: %s", source, spell(name), meaning(err))
+		}
+		l.from[name] = source
+	}
+	return nil
+}
+
+// plainValue refuses what would only be taken by guessing.
+func plainValue(from, to reflect.Type, value any) (any, error) {
+	switch {
+	case to == reflect.TypeFor[time.Duration]() && from.Kind() != reflect.String && from != to:
+		return nil, errors.New("a duration needs a unit, for instance 30s")
+	case to.Kind() == reflect.String && from.Kind() != reflect.String:
+		return nil, errors.New("it must be text")
+	case to.Kind() == reflect.Bool && from.Kind() != reflect.Bool && from.Kind() != reflect.String:
+		return nil, errors.New("it must be true or false")
+	case to.Kind() == reflect.Bool && value == "":
+		return nil, errors.New("it must be true or false")
+	}
+	return value, nil
+}
+
+// meaning is the sentence in an error of the decoder.
+func meaning(err error) string {
+	text := err.Error()
+	if bad, ok := errors.AsType[*mapstructure.DecodeError](err); ok {
+		text = bad.Unwrap().Error()
+	}
+	return oneLine(text)
+}
+
+// nearest is the name that was probably meant; "" if none is near.
+func nearest(name string, names []string) string {
+	best, least := "", len(name)/3+2
+	for _, n := range names {
+		if d := distance(name, n); d < least {
+			best, least = n, d
+		}
+	}
+	return best
+}
+
+// distance is how many letters apart two words are (Levenshtein).
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		before := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			before, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, before+cost)
+		}
+	}
+	return row[len(b)]
+}
+
+// check reports every mistake in what the settings say, each in a sentence.
+func (l *loaded) check() error {
+	var mistakes []string
+	bad := func(format string, args ...any) { mistakes = append(mistakes, fmt.Sprintf(format, args...)) }
+	for _, a := range []struct{ name, value string }{
+		{"grpc-addr", l.GRPCAddr}, {"http-addr", l.HTTPAddr}, {"debug-addr", l.DebugAddr}, {"advertise-addr", l.AdvertiseAddr},
+	} {
+		if a.value == "" && (a.name == "debug-addr" || a.name == "advertise-addr") {
+			continue
+		}
+		if _, _, err := net.SplitHostPort(a.value); err != nil {
+			bad("%s %q is no host:port", a.name, a.value)
+		}
+	}
+	if len(l.EtcdEndpoints) == 0 {
+		bad("etcd-endpoints says no address of etcd")
+	}
+	secure := 0
+	for _, e := range l.EtcdEndpoints {
+		if err := checkEndpoint(e); err != nil {
+			bad("etcd-endpoints: %q %v", e, err)
+		}
+		if strings.HasPrefix(e, "https://") {
+			secure++
+		}
+	}
+	if secure > 0 && secure < len(l.EtcdEndpoints) {
+		bad("etcd-endpoints are https:// all or none")
+	}
+	if (l.EtcdCertFile == "") != (l.EtcdKeyFile == "") {
+		bad("etcd-cert-file and etcd-key-file go together")
+	}
+	if l.EtcdPassword != "" && l.EtcdPasswordFile != "" {
+		bad("etcd-password and etcd-password-file exclude each other")
+	}
+	if hasPassword := l.EtcdPassword != "" || l.EtcdPasswordFile != ""; hasPassword != (l.EtcdUser != "") {
+		bad("etcd-user and its password go together")
+	}
+	if (l.TLSCertFile == "") != (l.TLSKeyFile == "") {
+		bad("tls-cert-file and tls-key-file go together")
+	}
+	if _, err := telemetry.NewLogger(io.Discard, telemetry.LogFormat(l.LogFormat), l.LogLevel); err != nil {
+		bad("%v", err)
+	}
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+	}{{"max-connection-age", l.MaxConnectionAge}, {"pre-drain-delay", l.PreDrainDelay}, {"drain-timeout", l.DrainTimeout}} {
+		if d.value < 0 {
+			bad("%s is 0 or more, not %v", d.name, d.value)
+		}
+	}
+	if l.DrainTimeout <= l.PreDrainDelay {
+		bad("drain-timeout %v leaves no time after a pre-drain-delay of %v", l.DrainTimeout, l.PreDrainDelay)
+	}
+	if len(mistakes) > 0 {
+		return usageErrorf("the settings cannot be used: %s", strings.Join(mistakes, "; "))
+	}
+	return nil
+}
+
+func checkEndpoint(e string) error {
+	host := e
+	if strings.Contains(e, "://") {
+		u, err := url.Parse(e)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+			return errors.New("is no http:// or https:// URL")
+		}
+		host = u.Host
+	}
+	if _, _, err := net.SplitHostPort(host); err != nil {
+		return errors.New("is no host:port")
+	}
+	return nil
+}
+
+// password is etcd's, from where the settings say.
+func (s settings) password() (string, error) {
+	if s.EtcdPasswordFile == "" {
+		return s.EtcdPassword, nil
+	}
+	b, err := os.ReadFile(s.EtcdPasswordFile)
+	if err != nil {
+		return "", fmt.Errorf("etcd-password-file: %w", err)
+	}
+	return strings.TrimRight(string(b), "\r\n"), nil
+}
+
+func newConfigCommand() *cobra.Command {
+	show := &cobra.Command{
+		Use:   "print",
+		Short: "Print the settings that serve would run with, and where each comes from",
+		Args:  arguments(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := loadSettings(cmd.Flags(), os.Environ())
+			if err != nil {
+				return err
+			}
+			return l.print(cmd.OutOrStdout())
+		},
+	}
+	settingsFlags(show)
+	check := &cobra.Command{
+		Use:   "check",
+		Short: "Say whether serve could run with these settings",
+		Args:  arguments(),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return checkConfig(cmd) },
+	}
+	settingsFlags(check)
+	return commandGroup(&cobra.Command{Use: "config", Short: "Look at the settings of serve"}, show, check)
+}
+
+// checkConfig reads the settings and the files they name, and talks to nobody.
+func checkConfig(cmd *cobra.Command) error {
+	l, err := loadSettings(cmd.Flags(), os.Environ())
+	if err != nil {
+		return err
+	}
+	if err := l.readFiles(); err != nil {
+		return usageErrorf("the settings cannot be used: %w", err)
+	}
+	fmt.Fprintln(cmd.OutOrStdout(), "the settings are in order")
+	return nil
+}
+
+// print writes the settings as a file that could be given to --config.
+func (l *loaded) print(w io.Writer) error {
+	v := reflect.ValueOf(l.settings)
+	for i, f := range slices.Collect(reflect.TypeFor[settings]().Fields()) {
+		name := f.Tag.Get("koanf")
+		from := l.from[name]
+		if from == "" {
+			from = "default"
+		}
+		value := v.Field(i).Interface()
+		if d, ok := value.(time.Duration); ok {
+			value = d.String()
+		}
+		prefix := ""
+		if slices.Contains(secretSettings, name) {
+			prefix = "# "
+			if value != "" {
+				value = "(set)"
+			}
+		}
+		line, err := yaml.Parser().Marshal(map[string]any{name: value})
+		if err != nil {
+			return fmt.Errorf("write setting %s: %w", name, err)
+		}
+		text := strings.TrimRight(string(line), "\n")
+		first, rest, more := strings.Cut(text, "\n")
+		if more {
+			rest = "\n" + rest
+		}
+		if _, err := fmt.Fprintf(w, "%s%s # %s%s\n", prefix, first, from, rest); err != nil {
+			return err
+		}
+	}
+	return nil
+}

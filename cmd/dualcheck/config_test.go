@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// settled loads settings from flags, an environment and a file.
+func settled(t *testing.T, file string, env []string, flags ...string) (*loaded, error) {
+	t.Helper()
+	cmd := &cobra.Command{Use: "serve"}
+	settingsFlags(cmd)
+	if file != "" {
+		flags = append(flags, "--config", settingsFile(t, "dualcheck.yaml", file))
+	}
+	if err := cmd.ParseFlags(flags); err != nil {
+		t.Fatal(err)
+	}
+	return loadSettings(cmd.Flags(), env)
+}
+
+func settingsFile(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestFlagsGoBeforeTheEnvironmentAndThatBeforeTheFile(t *testing.T) {
+	const file = `
+grpc-addr: file:1
+http-addr: file:2
+node-id: file
+etcd-endpoints: [file:2379, file:2380]
+log-keys: true
+drain-timeout: 21s
+`
+	env := []string{"DUALCHECK_HTTP_ADDR=env:2", "DUALCHECK_NODE_ID=env", "DUALCHECK_DRAIN_TIMEOUT=22s", "DUALCHECK_ADDR=client:1", "PATH=/bin", "DUALCHECK_REFLECTION=false"}
+	l, err := settled(t, file, env, "--node-id", "flag")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.GRPCAddr != "file:1" || l.HTTPAddr != "env:2" || l.NodeID != "flag" || !reflect.DeepEqual(l.EtcdEndpoints, []string{"file:2379", "file:2380"}) ||
+		!l.LogKeys || l.Reflection || l.DrainTimeout != 22*time.Second || l.MaxConnectionAge != 30*time.Minute || l.LogLevel != "info" {
+		t.Errorf("got %+v", l.settings)
+	}
+	for name, source := range map[string]string{"http-addr": "the environment", "node-id": "the flags", "log-level": ""} {
+		if l.from[name] != source {
+			t.Errorf("%s is from %q", name, l.from[name])
+		}
+	}
+}
+
+func TestListsOfEndpoints(t *testing.T) {
+	for name, load := range map[string]func() (*loaded, error){
+		"environment": func() (*loaded, error) { return settled(t, "", []string{"DUALCHECK_ETCD_ENDPOINTS=a:1,b:2"}) },
+		"one flag":    func() (*loaded, error) { return settled(t, "", nil, "--etcd-endpoints", "a:1,b:2") },
+		"two flags": func() (*loaded, error) {
+			return settled(t, "", nil, "--etcd-endpoints", "a:1", "--etcd-endpoints", "b:2")
+		},
+		"file, text": func() (*loaded, error) { return settled(t, "etcd-endpoints: a:1,b:2", nil) },
+		"file by env": func() (*loaded, error) {
+			return settled(t, "", []string{"DUALCHECK_CONFIG=" + settingsFile(t, "c.yaml", "etcd-endpoints: [a:1, b:2]")})
+		},
+		"no longer than said": func() (*loaded, error) {
+			return settled(t, "etcd-endpoints: [x:1, y:2, z:3]", nil, "--etcd-endpoints", "a:1,b:2")
+		},
+	} {
+		l, err := load()
+		if err != nil || !reflect.DeepEqual(l.EtcdEndpoints, []string{"a:1", "b:2"}) {
+			t.Errorf("%s: %v %v", name, l, err)
+		}
+	}
+}
+
+func TestSettingsThatAreRefused(t *testing.T) {
+	const ok = "--etcd-endpoints=a:1"
+	for name, c := range map[string]struct {
+		file  string
+		env   []string
+		flags []string
+		says  string
+	}{
+		"unknown in the file":        {file: "grpc-addrs: x:1", says: "there is no setting grpc-addrs: did you mean grpc-addr?"},
+		"nested in the file":         {file: "etcd:\n  endpoints: [a:1]", says: "there is no setting etcd"},
+		"unknown in the environment": {env: []string{"DUALCHECK_LOG_LEVELS=debug"}, says: "did you mean DUALCHECK_LOG_LEVEL?"},
+		"not YAML":                   {file: "a: [", says: "read the configuration"},
+		"no such file":               {flags: []string{"--config", "/none/there"}, says: "no such file"},
+		"an empty file name":         {flags: []string{"--config", ""}, says: "--config names no file"},
+		"a number as a duration":     {file: "drain-timeout: 30", says: "drain-timeout: a duration needs a unit"},
+		"a word as a duration":       {env: []string{"DUALCHECK_DRAIN_TIMEOUT=soon"}, says: "DUALCHECK_DRAIN_TIMEOUT: time: invalid duration"},
+		"a number as text":           {file: "node-id: 7", says: "node-id: it must be text"},
+		"a number as a truth":        {file: "log-keys: 1", says: "log-keys: it must be true or false"},
+		"a word as a truth":          {env: []string{"DUALCHECK_LOG_KEYS=maybe"}, says: "DUALCHECK_LOG_KEYS"},
+		"nothing as a truth":         {env: []string{"DUALCHECK_LOG_KEYS="}, says: "it must be true or false"},
+		"no etcd":                    {flags: []string{"--etcd-endpoints="}, says: "etcd-endpoints says no address"},
+		"an endpoint without port":   {flags: []string{"--etcd-endpoints=localhost"}, says: `"localhost" is no host:port`},
+		"an endpoint of a kind":      {flags: []string{"--etcd-endpoints=ftp://a:1"}, says: "is no http:// or https:// URL"},
+		"endpoints of two kinds":     {flags: []string{"--etcd-endpoints=https://a:1,http://b:1"}, says: "https:// all or none"},
+		"an address without port":    {flags: []string{ok, "--grpc-addr=localhost"}, says: `grpc-addr "localhost" is no host:port`},
+		"a certificate alone":        {flags: []string{ok, "--tls-cert-file=c"}, says: "tls-cert-file and tls-key-file go together"},
+		"etcd's certificate alone":   {flags: []string{ok, "--etcd-key-file=c"}, says: "etcd-cert-file and etcd-key-file go together"},
+		"a user alone":               {flags: []string{ok, "--etcd-user=u"}, says: "etcd-user and its password go together"},
+		"two passwords":              {env: []string{"DUALCHECK_ETCD_PASSWORD=x"}, flags: []string{ok, "--etcd-user=u", "--etcd-password-file=f"}, says: "exclude each other"},
+		"a log level":                {flags: []string{ok, "--log-level=loud"}, says: `log level "loud"`},
+		"a log format":               {flags: []string{ok, "--log-format=xml"}, says: `log format "xml"`},
+		"a negative duration":        {flags: []string{ok, "--max-connection-age=-1s"}, says: "max-connection-age is 0 or more"},
+		"no time to drain":           {flags: []string{ok, "--pre-drain-delay=1m"}, says: "leaves no time"},
+		"two mistakes":               {flags: []string{"--log-level=loud", "--grpc-addr=x"}, says: `is no host:port; etcd-endpoints says`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := settled(t, c.file, c.env, c.flags...)
+			if err == nil || !strings.Contains(err.Error(), c.says) || !isUsage(err) {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+		})
+	}
+}
+
+func TestEverySettingHasAFlagUnlessItIsSecret(t *testing.T) {
+	cmd := &cobra.Command{Use: "serve"}
+	settingsFlags(cmd)
+	for _, name := range settingNames() {
+		secret := name == secretSettings[0]
+		if has := cmd.Flags().Lookup(name) != nil; has == secret {
+			t.Errorf("%s: flag %v", name, has)
+		}
+	}
+}
+
+func TestPasswords(t *testing.T) {
+	file := settingsFile(t, "password", "p w\r\n")
+	for name, c := range map[string]struct{ env []string }{
+		"in the environment": {[]string{"DUALCHECK_ETCD_PASSWORD=p w"}},
+		"in a file":          {[]string{"DUALCHECK_ETCD_PASSWORD_FILE=" + file}},
+	} {
+		l, err := settled(t, "", append(c.env, "DUALCHECK_ETCD_USER=u", "DUALCHECK_ETCD_ENDPOINTS=a:1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := l.password(); err != nil || got != "p w" {
+			t.Errorf("%s: %q %v", name, got, err)
+		}
+	}
+	l, err := settled(t, "", []string{"DUALCHECK_ETCD_PASSWORD_FILE=/none", "DUALCHECK_ETCD_USER=u", "DUALCHECK_ETCD_ENDPOINTS=a:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.readFiles(); err == nil || !strings.Contains(err.Error(), "etcd-password-file") {
+		t.Errorf("a password that cannot be read: %v", err)
+	}
+}
+
+// What is printed is a file that gives the same settings, and holds no secret.
+func TestConfigPrint(t *testing.T) {
+	l, err := settled(t, "", []string{"DUALCHECK_ETCD_USER=u", "DUALCHECK_ETCD_PASSWORD=hush"}, "--etcd-endpoints=a:1,b:2", "--log-keys", "--pre-drain-delay=1500ms", "--node-id=a: # b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := l.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(out.String(), "hush") || !strings.Contains(out.String(), "(set)") {
+		t.Errorf("the password: %s", out.String())
+	}
+	again, err := settled(t, out.String(), []string{"DUALCHECK_ETCD_PASSWORD=hush"})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	if !reflect.DeepEqual(again.settings, l.settings) {
+		t.Errorf("got %+v, want %+v", again.settings, l.settings)
+	}
+	for _, line := range []string{"pre-drain-delay: 1.5s # the flags", "etcd-user: u # the environment", "grpc-addr: :7070 # default"} {
+		if !strings.Contains(out.String(), line+"\n") {
+			t.Errorf("no %q in\n%s", line, out.String())
+		}
+	}
+}

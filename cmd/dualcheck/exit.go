@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
+)
+
+// The exit status of every command; exitCodes says what each means.
+const (
+	exitOK             = 0
+	exitFailure        = 1
+	exitUsage          = 2
+	exitInProgress     = 3
+	exitConflict       = 4
+	exitUnknownOutcome = 5
+	exitFailedForGood  = 6
+	exitExpired        = 7
+	exitNotFound       = 8
+	exitRefused        = 9
+	exitUnavailable    = 10
+	exitInterrupted    = 130
+)
+
+// exitCodes is the table that `dualcheck help exit-codes` prints.
+var exitCodes = []struct {
+	code    int
+	meaning string
+}{
+	{exitOK, "done; for begin: FIRST (do the work) or REPLAY (it is done)"},
+	{exitFailure, "any other error; ingest: a line failed"},
+	{exitUsage, "a mistake in the command line or in the request (INVALID_ARGUMENT)"},
+	{exitInProgress, "IN_PROGRESS: another claim is live; ask again"},
+	{exitConflict, "CONFLICT: the key is known with another fingerprint or operation"},
+	{exitUnknownOutcome, "UNKNOWN_OUTCOME: nobody knows what came of it; ingest: a line is in doubt"},
+	{exitFailedForGood, "REPLAY_FAILURE: it failed for good"},
+	{exitExpired, "EXPIRED: it was done, its result is no longer kept"},
+	{exitNotFound, "no such record or namespace (NOT_FOUND)"},
+	{exitRefused, "refused as things stand: claim lost, already finished, stale policy (ABORTED, ALREADY_EXISTS, FAILED_PRECONDITION)"},
+	{exitUnavailable, "no answer could be had; the same call may be repeated (UNAVAILABLE, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED)"},
+	{exitInterrupted, "interrupted"},
+}
+
+func exitCodesText() string {
+	var b strings.Builder
+	for _, e := range exitCodes {
+		fmt.Fprintf(&b, "  %3d  %s\n", e.code, e.meaning)
+	}
+	return b.String()
+}
+
+// newExitCodesTopic is the help topic exit-codes.
+func newExitCodesTopic() *cobra.Command {
+	return &cobra.Command{
+		Use:   "exit-codes",
+		Short: "What the exit status of a command says",
+		Long:  "What the exit status of a command says:\n\n" + exitCodesText(),
+	}
+}
+
+// exitError ends a command with a status of its choosing. Without err there is
+// nothing to say that the command has not said.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit status %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// verdictExit is the status of begin for a verdict.
+func verdictExit(v dualcheckv1.Verdict) int {
+	switch v {
+	case dualcheckv1.Verdict_VERDICT_FIRST, dualcheckv1.Verdict_VERDICT_REPLAY:
+		return exitOK
+	case dualcheckv1.Verdict_VERDICT_IN_PROGRESS:
+		return exitInProgress
+	case dualcheckv1.Verdict_VERDICT_REPLAY_FAILURE:
+		return exitFailedForGood
+	case dualcheckv1.Verdict_VERDICT_CONFLICT:
+		return exitConflict
+	case dualcheckv1.Verdict_VERDICT_EXPIRED:
+		return exitExpired
+	case dualcheckv1.Verdict_VERDICT_UNKNOWN_OUTCOME:
+		return exitUnknownOutcome
+	}
+	return exitFailure
+}
+
+// codeExit is the status for an error's gRPC code.
+func codeExit(c codes.Code) int {
+	switch c {
+	case codes.InvalidArgument, codes.OutOfRange:
+		return exitUsage
+	case codes.NotFound:
+		return exitNotFound
+	case codes.Aborted, codes.AlreadyExists, codes.FailedPrecondition:
+		return exitRefused
+	case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted:
+		return exitUnavailable
+	case codes.Canceled:
+		return exitInterrupted
+	}
+	return exitFailure
+}
+
+// problem is an error as it is shown: one sentence, or one JSON object.
+type problem struct {
+	// Code is the gRPC code, Status its name.
+	Code     int               `json:"code"`
+	Status   string            `json:"status"`
+	Reason   string            `json:"reason,omitempty"`
+	Message  string            `json:"message"`
+	Advice   string            `json:"advice,omitempty"`
+	Metadata map[string]string `json:"metadata,omitempty"`
+	ExitCode int               `json:"exit_code"`
+}
+
+// problemOf says what an error comes to.
+func problemOf(err error) problem {
+	if isUsage(err) {
+		return problem{
+			Code: int(codes.InvalidArgument), Status: codeName(codes.InvalidArgument), Reason: "USAGE",
+			Message: oneLine(err.Error()), Advice: "--help shows what is possible", ExitCode: exitUsage,
+		}
+	}
+	p := problem{Code: int(codes.Unknown), Status: codeName(codes.Unknown), Message: oneLine(err.Error()), ExitCode: exitFailure}
+	if s, ok := statusOf(err); ok {
+		p.Code, p.Status, p.ExitCode = int(s.Code()), codeName(s.Code()), codeExit(s.Code())
+		p.Message = oneLine(s.Message())
+		for _, detail := range s.Details() {
+			switch detail := detail.(type) {
+			case *errdetails.ErrorInfo:
+				p.Reason, p.Metadata = detail.GetReason(), detail.GetMetadata()
+			case *errdetails.RetryInfo:
+				p.Advice = fmt.Sprintf("try again in %v", detail.GetRetryDelay().AsDuration())
+			}
+		}
+		if advice := adviceFor(p.Reason, s.Code()); advice != "" {
+			p.Advice = advice
+		}
+	}
+	if errors.Is(err, context.Canceled) {
+		p.Message, p.ExitCode = "interrupted", exitInterrupted
+	}
+	if own, ok := errors.AsType[*exitError](err); ok {
+		p.ExitCode = own.code
+	}
+	switch p.ExitCode {
+	case exitInterrupted:
+		p.Code, p.Status = int(codes.Canceled), codeName(codes.Canceled)
+	case exitRefused:
+		if p.Code == int(codes.Unknown) {
+			p.Code, p.Status = int(codes.FailedPrecondition), codeName(codes.FailedPrecondition)
+		}
+	case exitUnavailable:
+		if p.Code == int(codes.Unknown) {
+			p.Code, p.Status = int(codes.Unavailable), codeName(codes.Unavailable)
+		}
+	}
+	return p
+}
+
+// statusOf is the gRPC status that an error carries.
+func statusOf(err error) (*status.Status, bool) {
+	carrier, ok := errors.AsType[interface {
+		error
+		GRPCStatus() *status.Status
+	}](err)
+	if !ok {
+		return nil, false
+	}
+	return carrier.GRPCStatus(), true
+}
+
+// codeName is a gRPC code by its name in the contract: INVALID_ARGUMENT.
+func codeName(c codes.Code) string {
+	return code.Code(c).String()
+}
+
+// reportError writes an error for people or, if asked, as JSON, and returns the
+// exit status.
+func reportError(w io.Writer, err error, asJSON bool) int {
+	if own, ok := errors.AsType[*exitError](err); ok && own.err == nil {
+		return own.code
+	}
+	p := problemOf(err)
+	if asJSON {
+		enc := json.NewEncoder(w)
+		enc.SetEscapeHTML(false)
+		if enc.Encode(p) == nil {
+			return p.ExitCode
+		}
+	}
+	text := "dualcheck: " + printable(p.Message)
+	if p.Reason != "" && p.Reason != "USAGE" {
+		text += " (" + printable(p.Reason) + ")"
+	}
+	if p.Advice != "" {
+		text += "; " + p.Advice
+	}
+	fmt.Fprintln(w, text)
+	return p.ExitCode
+}
+
+// oneLine makes one line of a message of several.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,0 +1,244 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"sigs.k8s.io/yaml"
+
+	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
+)
+
+func newNamespaceCommand() *cobra.Command {
+	return commandGroup(&cobra.Command{
+		Use:     "namespace",
+		Aliases: []string{"ns"},
+		Short:   "Declare namespaces and their policy",
+	}, newNamespacePutCommand(), newNamespaceGetCommand(), newNamespaceListCommand(), newNamespaceDeleteCommand())
+}
+
+func newNamespacePutCommand() *cobra.Command {
+	var (
+		file     string
+		revision int64
+	)
+	cmd := &cobra.Command{
+		Use:   "put NAME",
+		Short: "Declare a namespace or change its policy",
+		Long: `Declare a namespace, or change its policy. The policy is put as a whole: what is
+given neither by a flag nor in the file has its default afterwards. Flags win over
+the file, whose members are named as in the contract's JSON:
+
+  defaultLease: 60s
+  retentionClass: RETENTION_LEDGER
+  maxAttempts: 5`,
+		Example: `  dualcheck namespace put payments --retention-class ledger --max-attempts 5
+  dualcheck namespace put payments -f policy.yaml --revision 42`,
+		Args: arguments("NAME"),
+	}
+	server := addClientFlags(cmd)
+	addOutputFlag(cmd)
+	flags := addPolicyFlags(cmd)
+	cmd.Flags().StringVarP(&file, "file", "f", "", "read the policy from this YAML or JSON file; - is the standard input")
+	cmd.Flags().Int64Var(&revision, "revision", 0, "only if this is the policy's revision now; 0: whatever it is")
+	fileFlag(cmd, "file")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		policy := &dualcheckv1.Policy{}
+		if file != "" {
+			raw, err := readFile(cmd, "file", file)
+			if err != nil {
+				return err
+			}
+			if policy, err = parsePolicy(raw); err != nil {
+				return usageErrorf("%s is not a policy: %w", file, err)
+			}
+		}
+		flags.apply(cmd, policy)
+		request := &dualcheckv1.PutNamespaceRequest{Namespace: &dualcheckv1.Namespace{Name: args[0], Policy: policy, Revision: revision}}
+		return server.with(cmd, 0, func(ctx context.Context, to *client) error {
+			answer, err := to.admin.PutNamespace(ctx, request)
+			if err != nil {
+				return err
+			}
+			return printMessage(cmd, answer, func(p *page) {
+				p.head("PUT", green, "every node obeys this policy from now on")
+				printNamespace(p, answer.GetNamespace(), answer.GetEffective())
+			})
+		})
+	}
+	return cmd
+}
+
+// parsePolicy reads a policy from YAML or JSON; members that it does not know,
+// and those that are there twice, are errors.
+func parsePolicy(raw []byte) (*dualcheckv1.Policy, error) {
+	asJSON, err := yaml.YAMLToJSONStrict(raw)
+	if err != nil {
+		return nil, err
+	}
+	policy := &dualcheckv1.Policy{}
+	if len(bytes.TrimSpace(asJSON)) == 0 || string(bytes.TrimSpace(asJSON)) == "null" {
+		return policy, nil
+	}
+	if err := protojson.Unmarshal(asJSON, policy); err != nil {
+		return nil, fmt.Errorf("%w (durations are written in seconds: \"90s\")", err)
+	}
+	return policy, nil
+}
+
+func newNamespaceGetCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "get NAME",
+		Short: "Show a namespace and what its policy comes to",
+		Args:  arguments("NAME"),
+	}
+	server := addClientFlags(cmd)
+	addOutputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return server.with(cmd, 0, func(ctx context.Context, to *client) error {
+			answer, err := to.admin.GetNamespace(ctx, &dualcheckv1.GetNamespaceRequest{Name: args[0]})
+			if err != nil {
+				return err
+			}
+			return printMessage(cmd, answer, func(p *page) {
+				if answer.GetDeleting() {
+					p.head("DELETING", yellow, "its delete is under way, or was interrupted: repeat it")
+				}
+				printNamespace(p, answer.GetNamespace(), answer.GetEffective())
+			})
+		})
+	}
+	return cmd
+}
+
+func newNamespaceListCommand() *cobra.Command {
+	var limit int
+	request := &dualcheckv1.ListNamespacesRequest{}
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List declared namespaces by name",
+		Args:  arguments(),
+	}
+	server := addClientFlags(cmd)
+	addOutputFlag(cmd)
+	cmd.Flags().IntVar(&limit, "limit", 0, "how many at most; 0: all")
+	cmd.Flags().StringVar(&request.PageToken, "page-token", "", "go on where an earlier list ended")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if limit < 0 {
+			return usageErrorf("--limit is %d, it must be 0 or more", limit)
+		}
+		all := &dualcheckv1.ListNamespacesResponse{}
+		for more := true; more; {
+			request.PageSize = pageSize(limit, len(all.Namespaces))
+			err := server.with(cmd, 0, func(ctx context.Context, to *client) error {
+				page, err := to.admin.ListNamespaces(ctx, request)
+				all.Namespaces = append(all.Namespaces, page.GetNamespaces()...)
+				all.NextPageToken = page.GetNextPageToken()
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			request.PageToken = all.NextPageToken
+			more = all.NextPageToken != "" && (limit == 0 || len(all.Namespaces) < limit)
+		}
+		if err := printMessage(cmd, all, func(p *page) {
+			if len(all.Namespaces) > 0 {
+				p.line("NAME", "REVISION", "POLICY")
+			}
+			for _, n := range all.Namespaces {
+				p.line(printable(n.GetName()), fmt.Sprint(n.GetRevision()), dash(strings.Join(policyWords(n.GetPolicy()), " ")))
+			}
+		}); err != nil {
+			return err
+		}
+		if all.NextPageToken != "" && !wantsJSON(cmd) {
+			fmt.Fprintf(cmd.ErrOrStderr(), "there are more: --page-token=%s goes on\n", all.NextPageToken)
+		}
+		return nil
+	}
+	return cmd
+}
+
+func newNamespaceDeleteCommand() *cobra.Command {
+	request := &dualcheckv1.DeleteNamespaceRequest{}
+	cmd := &cobra.Command{
+		Use:   "delete NAME",
+		Short: "Withdraw a namespace's declaration",
+		Long: `Withdraw a namespace's declaration. While it has records this is refused, unless
+--force is given: then every record is forgotten as well. That may take long, and
+is safe to repeat.`,
+		Args: arguments("NAME"),
+	}
+	server := addClientFlags(cmd)
+	addOutputFlag(cmd)
+	cmd.Flags().BoolVar(&request.Force, "force", false, "forget all its records too")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		request.Name = args[0]
+		var extra time.Duration
+		if request.Force && !cmd.Flags().Changed("timeout") {
+			extra = 10 * time.Minute
+		}
+		return server.with(cmd, extra, func(ctx context.Context, to *client) error {
+			answer, err := to.admin.DeleteNamespace(ctx, request)
+			if err != nil {
+				return err
+			}
+			return printMessage(cmd, answer, func(p *page) {
+				p.head("DELETED", green, "it has the default policy again")
+				p.field("forgotten", fmt.Sprintf("%d records", answer.GetForgotten()))
+			})
+		})
+	}
+	return cmd
+}
+
+// printNamespace shows a namespace: what was set and what it comes to.
+func printNamespace(p *page, n *dualcheckv1.Namespace, effective *dualcheckv1.Policy) {
+	p.field("name", printable(n.GetName()))
+	p.field("revision", fmt.Sprint(n.GetRevision()))
+	p.field("set", dash(strings.Join(policyWords(n.GetPolicy()), " ")))
+	p.line("  effective")
+	for _, word := range policyWords(effective) {
+		name, value, _ := strings.Cut(word, "=")
+		p.line("    "+name, value)
+	}
+}
+
+// policyWords is each field of a policy that is set, as name=value by the
+// contract's JSON, in the contract's order.
+func policyWords(policy *dualcheckv1.Policy) []string {
+	var words []string
+	m := policy.ProtoReflect()
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		field := fields.Get(i)
+		if !m.Has(field) {
+			continue
+		}
+		words = append(words, field.JSONName()+"="+policyValue(field, m.Get(field)))
+	}
+	return words
+}
+
+// policyValue shows one field of a policy.
+func policyValue(field protoreflect.FieldDescriptor, v protoreflect.Value) string {
+	switch {
+	case field.Enum() != nil:
+		if value := field.Enum().Values().ByNumber(v.Enum()); value != nil {
+			return string(value.Name())
+		}
+	case field.Message() != nil && !field.IsList():
+		raw, err := messageJSON(v.Message().Interface())
+		if err == nil {
+			return strings.Trim(string(raw), `"`)
+		}
+	}
+	return printable(fmt.Sprint(v.Interface()))
+}

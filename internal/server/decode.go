@@ -1,0 +1,67 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
+)
+
+// A request that cannot be decoded is the caller's mistake, and REQUEST_INVALID.
+// gRPC would answer INTERNAL, before any interceptor is asked and as soon as its
+// codec returns an error. So the codec returns none: it hands the error over in a
+// lenient, and the method's handler gives it to the interceptor in place of an
+// answer.
+
+// lenient is a request to be decoded, and what was wrong with it.
+type lenient struct {
+	into any
+	err  error
+}
+
+// lenientCodec is gRPC's own, except for lenients.
+type lenientCodec struct{ encoding.CodecV2 }
+
+func (c lenientCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	l, ok := v.(*lenient)
+	if !ok {
+		return c.CodecV2.Unmarshal(data, v)
+	}
+	if n := data.Len(); n > claim.MaxMessage {
+		l.err = fmt.Errorf("a message has at most %d bytes, this has %d", claim.MaxMessage, n)
+	} else if err := c.CodecV2.Unmarshal(data, l.into); err != nil {
+		l.err = errors.New("the request is not this message: " + tidy(err))
+	}
+	return nil
+}
+
+// decoded returns the service with its requests decoded leniently.
+func decoded(d *grpc.ServiceDesc) *grpc.ServiceDesc {
+	own := *d
+	own.Methods = make([]grpc.MethodDesc, len(d.Methods))
+	for i, m := range d.Methods {
+		own.Methods[i] = grpc.MethodDesc{MethodName: m.MethodName, Handler: decodedMethod(m.Handler)}
+	}
+	return &own
+}
+
+func decodedMethod(next grpc.MethodHandler) grpc.MethodHandler {
+	return func(srv any, ctx context.Context, dec func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+		var request lenient
+		return next(srv, ctx,
+			func(m any) error { request.into = m; return dec(&request) },
+			func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				if request.err != nil {
+					handler = func(context.Context, any) (any, error) {
+						return nil, &claim.Error{Reason: claim.RequestInvalid, Message: request.err.Error()}
+					}
+				}
+				return interceptor(ctx, req, info, handler)
+			})
+	}
+}

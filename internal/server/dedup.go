@@ -1,0 +1,168 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/telemetry"
+)
+
+// dedup is DedupService over a Store. Session is not served: the embedded type
+// answers for it.
+type dedup struct {
+	dualcheckv1.UnimplementedDedupServiceServer
+	store   claim.Store
+	calls   *calls
+	metrics *telemetry.Metrics
+	// draining is closed when no new work is to be taken on.
+	draining <-chan struct{}
+}
+
+func (d *dedup) Begin(ctx context.Context, m *dualcheckv1.BeginRequest) (*dualcheckv1.BeginResponse, error) {
+	req, err := beginRequest(m, telemetry.TraceID(ctx))
+	if err != nil {
+		return nil, err
+	}
+	answer, err := d.begin(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	if answer.Verdict == claim.InProgress && req.Wait > 0 {
+		if answer, err = d.wait(ctx, req, answer); err != nil {
+			return nil, err
+		}
+	}
+	return d.begun(req, answer), nil
+}
+
+// begin asks once.
+func (d *dedup) begin(ctx context.Context, req *claim.BeginRequest) (claim.Answer, error) {
+	select {
+	case <-d.draining:
+		return claim.Answer{}, &claim.Error{Reason: claim.Draining, Message: "this node is stopping: send the same call to another", RetryAfter: 100 * time.Millisecond}
+	default:
+		return d.store.Begin(ctx, req)
+	}
+}
+
+// begun counts an answer and tells it.
+func (d *dedup) begun(req *claim.BeginRequest, a claim.Answer) *dualcheckv1.BeginResponse {
+	m := beginResponse(&a, time.Now())
+	d.metrics.Begin(req.Namespace, m.GetVerdict().String(), m.GetSource().String())
+	return m
+}
+
+const (
+	// askEvery is how long a waiter goes without asking at most.
+	askEvery = time.Second
+	// askLeast keeps a waiter from asking all the time.
+	askLeast = 20 * time.Millisecond
+	// answerEarly is how long before the call's deadline a waiter answers.
+	answerEarly = 100 * time.Millisecond
+)
+
+// wait asks again until the key is no longer in progress or the caller's patience
+// or deadline is near. An error of an ask is the answer: it may have given a claim,
+// which only the same call sent again can learn.
+func (d *dedup) wait(ctx context.Context, req *claim.BeginRequest, last claim.Answer) (claim.Answer, error) {
+	defer d.metrics.Waiting()()
+	end := time.Now().Add(req.Wait)
+	hurried := false // the deadline comes before the end of the wait
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerEarly).Before(end) {
+		end, hurried = deadline.Add(-answerEarly), true
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	<-timer.C
+	for last.Verdict == claim.InProgress {
+		left := time.Until(end)
+		if left <= 0 {
+			break
+		}
+		pause := max(min(last.RetryAfter, askEvery), askLeast)
+		timer.Reset(min(pause, left))
+		select {
+		case <-ctx.Done():
+			return claim.Answer{}, ctx.Err()
+		case <-d.draining:
+			return last, nil
+		case <-timer.C:
+		}
+		if hurried && time.Until(end) <= 0 {
+			break // there is no time to ask once more
+		}
+		var err error
+		if last, err = d.store.Begin(ctx, req); err != nil {
+			return claim.Answer{}, err
+		}
+	}
+	return last, nil
+}
+
+func (d *dedup) Complete(ctx context.Context, m *dualcheckv1.CompleteRequest) (*dualcheckv1.FinishResponse, error) {
+	req, err := completeRequest(m)
+	return d.finish(ctx, "complete", req, err)
+}
+
+func (d *dedup) Fail(ctx context.Context, m *dualcheckv1.FailRequest) (*dualcheckv1.FinishResponse, error) {
+	req, err := failRequest(m)
+	return d.finish(ctx, failKind(m.GetFailure().GetClass()), req, err)
+}
+
+// finish finishes by a request that may already be in error.
+func (d *dedup) finish(ctx context.Context, kind string, req *claim.FinishRequest, err error) (*dualcheckv1.FinishResponse, error) {
+	var found claim.Found
+	if err == nil {
+		found, err = d.store.Finish(ctx, req)
+	}
+	if err != nil {
+		d.metrics.Finish(kind, string(faultOf(ctx, err).Reason))
+		return nil, err
+	}
+	d.metrics.Finish(kind, "OK")
+	return &dualcheckv1.FinishResponse{Record: foundMessage(found, time.Now())}, nil
+}
+
+// failKind names a failure's class in metrics.
+func failKind(c dualcheckv1.FailureClass) string {
+	switch c {
+	case dualcheckv1.FailureClass_FAILURE_CLASS_RETRYABLE:
+		return "retryable"
+	case dualcheckv1.FailureClass_FAILURE_CLASS_TERMINAL:
+		return "terminal"
+	case dualcheckv1.FailureClass_FAILURE_CLASS_UNKNOWN:
+		return "unknown"
+	}
+	return "none"
+}
+
+func (d *dedup) Extend(ctx context.Context, m *dualcheckv1.ExtendRequest) (*dualcheckv1.ExtendResponse, error) {
+	req, err := extendRequest(m)
+	if err != nil {
+		return nil, err
+	}
+	grant, err := d.store.Extend(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return &dualcheckv1.ExtendResponse{Claim: grantMessage(grant, time.Now())}, nil
+}
+
+// Get is linearizable whether or not cached is set: an answer that is 0 s old is at
+// most 3 s old.
+func (d *dedup) Get(ctx context.Context, m *dualcheckv1.GetRequest) (*dualcheckv1.GetResponse, error) {
+	if err := claim.ValidateName(m.GetNamespace(), m.GetKey()); err != nil {
+		return nil, err
+	}
+	found, err := d.store.Get(ctx, m.GetNamespace(), m.GetKey())
+	if err != nil {
+		return nil, err
+	}
+	return &dualcheckv1.GetResponse{
+		Record:   foundMessage(found, time.Now()),
+		Source:   dualcheckv1.Source(found.Source),
+		Revision: found.Revision,
+	}, nil
+}

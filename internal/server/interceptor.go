@@ -1,0 +1,226 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/telemetry"
+)
+
+// How long a call may take.
+const (
+	// callMost is for calls that wait for nothing; what Begin waits comes on top.
+	callMost = 30 * time.Second
+	// deleteMost is for a forced delete, which forgets a namespace's records.
+	deleteMost = 10 * time.Minute
+)
+
+// calls is what every call goes through.
+type calls struct {
+	metrics *telemetry.Metrics
+	log     *slog.Logger
+	// seldom keeps an outage from filling the log.
+	seldom *rate.Limiter
+}
+
+func newCalls(metrics *telemetry.Metrics, log *slog.Logger) *calls {
+	return &calls{metrics: metrics, log: log, seldom: rate.NewLimiter(5, 20)}
+}
+
+// unary observes a call, keeps its deadline, and turns its error into a status.
+func (c *calls) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	began := time.Now()
+	done := c.metrics.InFlight()
+	err = c.guard(func() error {
+		limited, cancel := context.WithTimeout(context.WithValue(ctx, callerKey{}, ctx), limit(req))
+		defer cancel()
+		resp, err = handler(limited, req)
+		return err
+	})
+	done()
+	if err != nil {
+		resp = nil
+		err = c.fail(ctx, info.FullMethod, err)
+	}
+	c.observe(ctx, info.FullMethod, err, time.Since(began))
+	return resp, err
+}
+
+// stream does the same for a stream, which has the deadline it brought.
+func (c *calls) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	began := time.Now()
+	done := c.metrics.InFlight()
+	err := c.guard(func() error { return handler(srv, ss) })
+	done()
+	if err != nil {
+		err = c.fail(ss.Context(), info.FullMethod, err)
+	}
+	c.observe(ss.Context(), info.FullMethod, err, time.Since(began))
+	return err
+}
+
+type callerKey struct{}
+
+// callerOf returns the call's context as it came from the wire, without the
+// server's own deadline.
+func callerOf(ctx context.Context) context.Context {
+	if caller, ok := ctx.Value(callerKey{}).(context.Context); ok {
+		return caller
+	}
+	return ctx
+}
+
+// limit is how long a call may take at most.
+func limit(req any) time.Duration {
+	switch r := req.(type) {
+	case *dualcheckv1.BeginRequest:
+		return callMost + min(max(r.GetWait().AsDuration(), 0), claim.MaxWait)
+	case *dualcheckv1.DeleteNamespaceRequest:
+		return deleteMost
+	}
+	return callMost
+}
+
+// panicked is a panic that was caught.
+type panicked struct {
+	value any
+	stack []byte
+}
+
+func (p *panicked) Error() string { return fmt.Sprintf("panic: %v", p.value) }
+
+// guard calls f and makes an error of its panic.
+func (c *calls) guard(f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			c.metrics.Panic()
+			err = &panicked{v, debug.Stack()}
+		}
+	}()
+	return f()
+}
+
+// fail puts an error through the table, logs it, and returns what gRPC sends.
+func (c *calls) fail(ctx context.Context, method string, err error) error {
+	// Only what generated code and gRPC return as it is, never what is wrapped.
+	if s, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
+		if !methods[method] {
+			return complete(s.GRPCStatus()).Err() // of health and reflection
+		}
+		switch s.GRPCStatus().Code() {
+		case codes.Unimplemented:
+			err = claim.Errorf(claim.Unimplemented, "%s is not served by this version", strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
+		case codes.Canceled:
+			err = context.Canceled
+		case codes.DeadlineExceeded:
+			err = context.DeadlineExceeded
+		}
+	}
+	f := faultOf(ctx, err)
+	c.report(ctx, method, f)
+	if f.RetryAfter > 0 {
+		// Tells gRPC's own retries to wait, see gRFC A6. It fails only where no call is.
+		_ = grpc.SetTrailer(ctx, metadata.Pairs("grpc-retry-pushback-ms", strconv.FormatInt(f.RetryAfter.Milliseconds(), 10)))
+	}
+	return f.status().Err()
+}
+
+// report counts an error and logs it as loudly as it deserves.
+func (c *calls) report(ctx context.Context, method string, f fault) {
+	c.metrics.Error(string(f.Reason))
+	level := slog.LevelDebug
+	switch {
+	case f.code == codes.Internal:
+		level = slog.LevelError
+	case f.Err != nil && f.code != codes.Canceled && f.code != codes.DeadlineExceeded && c.seldom.Allow():
+		level = slog.LevelWarn
+	}
+	if !c.log.Enabled(ctx, level) {
+		return
+	}
+	fields := append(c.about(ctx, method), slog.String(telemetry.FieldReason, string(f.Reason)), slog.String(telemetry.FieldCode, f.code.String()))
+	if f.incident != "" {
+		fields = append(fields, slog.String(telemetry.FieldIncident, f.incident))
+	}
+	if f.Err != nil {
+		fields = append(fields, slog.Any(telemetry.FieldError, f.Err))
+	}
+	if p, ok := errors.AsType[*panicked](f.Err); ok {
+		fields = append(fields, slog.String(telemetry.FieldStack, string(p.stack)))
+	}
+	c.log.LogAttrs(ctx, level, f.Message, fields...)
+}
+
+func (c *calls) observe(ctx context.Context, method string, err error, took time.Duration) {
+	code := status.Code(err)
+	c.metrics.Request(methodLabel(method), code.String(), took)
+	if c.log.Enabled(ctx, slog.LevelDebug) {
+		c.log.LogAttrs(ctx, slog.LevelDebug, "call", append(c.about(ctx, method),
+			slog.String(telemetry.FieldCode, code.String()), slog.Duration(telemetry.FieldDuration, took))...)
+	}
+}
+
+// about tells which call a log line is of.
+func (c *calls) about(ctx context.Context, method string) []slog.Attr {
+	fields := []slog.Attr{slog.String(telemetry.FieldMethod, strings.TrimPrefix(method, "/"))}
+	if md, ok := metadata.FromIncomingContext(ctx); ok {
+		if v := md.Get("x-request-id"); len(v) > 0 {
+			fields = append(fields, slog.String(telemetry.FieldRequestID, v[0]))
+		}
+		if v := md.Get("x-forwarded-for"); len(v) > 0 {
+			fields = append(fields, slog.String(telemetry.FieldPeer, v[0]))
+		} else if p, ok := peer.FromContext(ctx); ok {
+			fields = append(fields, slog.String(telemetry.FieldPeer, p.Addr.String()))
+		}
+	}
+	if id := telemetry.TraceID(ctx); id != nil {
+		fields = append(fields, slog.String(telemetry.FieldTraceID, trace.TraceID(id).String()))
+	}
+	return fields
+}
+
+// methodLabel is the method as metrics have it: one of those that exist.
+func methodLabel(method string) string {
+	if methods[method] || strings.HasPrefix(method, "/grpc.health.v1.Health/") || strings.HasPrefix(method, "/grpc.reflection.") {
+		return strings.TrimPrefix(method, "/")
+	}
+	return "unknown"
+}
+
+// methods holds the full names of all that is served.
+var methods = func() map[string]bool {
+	all := make(map[string]bool)
+	for _, d := range services {
+		for _, m := range d.Methods {
+			all["/"+d.ServiceName+"/"+m.MethodName] = true
+		}
+		for _, m := range d.Streams {
+			all["/"+d.ServiceName+"/"+m.StreamName] = true
+		}
+	}
+	return all
+}()
+
+// services are those of the contract.
+var services = []*grpc.ServiceDesc{
+	&dualcheckv1.DedupService_ServiceDesc,
+	&dualcheckv1.StatusService_ServiceDesc,
+	&dualcheckv1.WatchService_ServiceDesc,
+	&dualcheckv1.AdminService_ServiceDesc,
+}

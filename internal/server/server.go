@@ -1,0 +1,297 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/test/bufconn"
+
+	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/telemetry"
+)
+
+// Config is what a Server needs. All but TLS, MaxConnectionAge and the switches
+// must be given.
+type Config struct {
+	Store      claim.Store
+	Namespaces Namespaces
+	Cluster    Cluster
+	// Ready says why this node cannot serve, nil if it can.
+	Ready   func() error
+	Metrics *telemetry.Metrics
+	Log     *slog.Logger
+	// PlainKeys puts users' keys into logs as they are.
+	PlainKeys bool
+	// TLS is for both ports; nil serves in the clear.
+	TLS *tls.Config
+	// MaxConnectionAge makes gRPC clients connect anew, so that load spreads over
+	// nodes; 0 never does.
+	MaxConnectionAge time.Duration
+	// Reflection lets clients learn the contract from the server.
+	Reflection bool
+	// Tracing makes a span of each call.
+	Tracing bool
+}
+
+// Server serves the contract on two ports.
+type Server struct {
+	cfg     Config
+	calls   *calls
+	grpc    *grpc.Server
+	health  *health.Server
+	http    *http.Server
+	local   *bufconn.Listener // the gateway's way into the gRPC server
+	gateway *grpc.ClientConn
+
+	stopping atomic.Bool     // health says no
+	draining chan struct{}   // closed: no new work
+	ending   context.Context // done: endless streams end
+	end      context.CancelFunc
+	stopped  chan struct{} // closed: all is over
+	stop     atomic.Bool   // Stop was called
+}
+
+// healthEvery is how often health looks at readiness.
+const healthEvery = 100 * time.Millisecond
+
+// New makes a Server; Serve starts it.
+func New(cfg Config) (*Server, error) {
+	s := &Server{
+		cfg:      cfg,
+		calls:    newCalls(cfg.Metrics, cfg.Log),
+		health:   health.NewServer(),
+		local:    bufconn.Listen(1 << 20),
+		draining: make(chan struct{}),
+		stopped:  make(chan struct{}),
+	}
+	s.ending, s.end = context.WithCancel(context.Background())
+	s.grpc = grpc.NewServer(s.options()...)
+	s.grpc.RegisterService(decoded(&dualcheckv1.DedupService_ServiceDesc), &dedup{store: cfg.Store, calls: s.calls, metrics: cfg.Metrics, draining: s.draining})
+	s.grpc.RegisterService(decoded(&dualcheckv1.AdminService_ServiceDesc), &admin{store: cfg.Store, namespaces: cfg.Namespaces, cluster: cfg.Cluster, log: cfg.Log, plainKeys: cfg.PlainKeys})
+	s.grpc.RegisterService(decoded(&dualcheckv1.StatusService_ServiceDesc), dualcheckv1.UnimplementedStatusServiceServer{})
+	s.grpc.RegisterService(decoded(&dualcheckv1.WatchService_ServiceDesc), dualcheckv1.UnimplementedWatchServiceServer{})
+	healthv1.RegisterHealthServer(s.grpc, s.health)
+	if cfg.Reflection {
+		reflection.Register(s.grpc)
+	}
+	s.tellHealth()
+	handler, err := s.handler()
+	if err != nil {
+		return nil, err
+	}
+	s.http = &http.Server{
+		Handler:           handler,
+		TLSConfig:         cfg.TLS,
+		ReadHeaderTimeout: 10 * time.Second,
+		ReadTimeout:       time.Minute,
+		WriteTimeout:      2 * time.Minute, // over what a call may take, its wait and its body included
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+	}
+	return s, nil
+}
+
+func (s *Server) options() []grpc.ServerOption {
+	opts := []grpc.ServerOption{
+		grpc.Creds(s.credentials()),
+		// Over the limit of the contract, which the codec keeps, so that most who are
+		// over it are told so by an error of ours.
+		grpc.MaxRecvMsgSize(maxBody),
+		grpc.ForceServerCodecV2(lenientCodec{encoding.GetCodecV2(proto.Name)}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionAge:      s.cfg.MaxConnectionAge,
+			MaxConnectionAgeGrace: callMost + claim.MaxWait,
+			Time:                  30 * time.Second,
+			Timeout:               10 * time.Second,
+		}),
+		grpc.ChainUnaryInterceptor(s.calls.unary),
+		grpc.ChainStreamInterceptor(s.calls.stream, s.endless),
+		grpc.UnknownServiceHandler(func(_ any, ss grpc.ServerStream) error {
+			method, _ := grpc.MethodFromServerStream(ss)
+			return claim.Errorf(claim.Unimplemented, "this server has no method %s", method)
+		}),
+	}
+	if s.cfg.Tracing {
+		opts = append(opts, grpc.StatsHandler(otelgrpc.NewServerHandler()))
+	}
+	return opts
+}
+
+// endless ends the streams that never end by themselves, health's and
+// reflection's, when the server stops.
+func (s *Server) endless(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if methods[info.FullMethod] {
+		return handler(srv, ss)
+	}
+	ctx, cancel := context.WithCancel(ss.Context())
+	defer cancel()
+	defer context.AfterFunc(s.ending, cancel)()
+	return handler(srv, endingStream{ss, ctx})
+}
+
+// endingStream is a stream with a context of its own.
+type endingStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s endingStream) Context() context.Context { return s.ctx }
+
+// credentials are TLS for what comes over the network, and nothing for the gateway,
+// which comes over a pipe within the process.
+func (s *Server) credentials() credentials.TransportCredentials {
+	if s.cfg.TLS == nil {
+		return insecure.NewCredentials()
+	}
+	return networkCredentials{credentials.NewTLS(s.cfg.TLS)}
+}
+
+type networkCredentials struct {
+	credentials.TransportCredentials
+}
+
+func (c networkCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if conn.LocalAddr().Network() == "bufconn" {
+		return insecure.NewCredentials().ServerHandshake(conn)
+	}
+	return c.TransportCredentials.ServerHandshake(conn)
+}
+
+func (c networkCredentials) Clone() credentials.TransportCredentials {
+	return networkCredentials{c.TransportCredentials.Clone()}
+}
+
+// Ready says why this node does not serve, nil if it does.
+func (s *Server) Ready() error {
+	if err := s.servingErr(); err != nil {
+		return err
+	}
+	return s.cfg.Ready()
+}
+
+func (s *Server) servingErr() error {
+	if s.stopping.Load() {
+		return errors.New("this node is stopping")
+	}
+	return nil
+}
+
+// tellHealth makes gRPC's health what readiness is.
+func (s *Server) tellHealth() {
+	status := healthv1.HealthCheckResponse_SERVING
+	if s.Ready() != nil {
+		status = healthv1.HealthCheckResponse_NOT_SERVING
+	}
+	s.health.SetServingStatus("", status)
+	for _, d := range services {
+		s.health.SetServingStatus(d.ServiceName, status)
+	}
+}
+
+// Serve answers on both listeners until Stop has been called and has done its
+// work, or until one of them fails.
+func (s *Server) Serve(grpcListener, httpListener net.Listener) error {
+	group, ctx := errgroup.WithContext(context.Background())
+	group.Go(func() error { return s.servingGRPC(grpcListener) })
+	group.Go(func() error { return s.servingGRPC(s.local) })
+	group.Go(func() error {
+		serve := s.http.Serve
+		if s.cfg.TLS != nil {
+			serve = func(l net.Listener) error { return s.http.ServeTLS(l, "", "") }
+		}
+		if err := serve(httpListener); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	group.Go(func() error {
+		tick := time.NewTicker(healthEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				s.tellHealth()
+			case <-s.stopped:
+				return nil
+			case <-ctx.Done(): // one of the others failed
+				s.halt()
+				return nil
+			}
+		}
+	})
+	return group.Wait()
+}
+
+func (s *Server) servingGRPC(l net.Listener) error {
+	if err := s.grpc.Serve(l); !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	return nil
+}
+
+// Stop stops in order: health says no; after delay, in which load balancers notice
+// and all is still served, new work is refused and waiters are answered; calls
+// under way end; connections close. When ctx ends first, what is left is cut off.
+func (s *Server) Stop(ctx context.Context, delay time.Duration) {
+	if s.stop.Swap(true) {
+		<-s.stopped
+		return
+	}
+	defer close(s.stopped)
+	s.stopping.Store(true)
+	s.health.Shutdown()
+	if delay > 0 {
+		wait := time.NewTimer(delay)
+		select {
+		case <-wait.C:
+		case <-ctx.Done():
+		}
+		wait.Stop()
+	}
+	close(s.draining)
+	if err := s.http.Shutdown(ctx); err != nil {
+		s.cfg.Log.Warn("JSON calls were cut off", telemetry.FieldError, err)
+	}
+	s.end()
+	graceful := make(chan struct{})
+	go func() {
+		defer close(graceful)
+		s.grpc.GracefulStop()
+	}()
+	select {
+	case <-graceful:
+	case <-ctx.Done():
+		s.cfg.Log.Warn("gRPC calls were cut off", telemetry.FieldError, ctx.Err())
+	}
+	s.halt()
+	<-graceful
+}
+
+// halt closes everything at once.
+func (s *Server) halt() {
+	s.end()
+	_ = s.http.Close() // only what Shutdown left, if anything
+	s.grpc.Stop()
+	_ = s.gateway.Close()
+	_ = s.local.Close()
+}

@@ -1,0 +1,182 @@
+package telemetry
+
+import (
+	"net/http"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Build says what is running.
+type Build struct {
+	Version, Commit, Node string
+}
+
+// Metrics counts what a node does. Its methods may be called from anywhere. It is
+// an etcdtxn.Observer.
+type Metrics struct {
+	registry   *prometheus.Registry
+	namespaces *bounded
+
+	verdicts      *prometheus.CounterVec
+	finishes      *prometheus.CounterVec
+	requests      *prometheus.HistogramVec
+	inFlight      prometheus.Gauge
+	waiting       prometheus.Gauge
+	errors        *prometheus.CounterVec
+	panics        prometheus.Counter
+	etcdCalls     *prometheus.HistogramVec
+	settled       *prometheus.CounterVec
+	guardRefusals *prometheus.CounterVec
+	undated       prometheus.Counter
+}
+
+// NewMetrics makes the metrics and a registry for them.
+func NewMetrics(build Build) *Metrics {
+	// From a quarter of a millisecond to a minute; a native histogram besides, for
+	// servers that scrape those.
+	buckets := []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+	histogram := func(name, help string, labels ...string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: name, Help: help, Buckets: buckets,
+			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
+		}, labels)
+	}
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+	}
+	m := &Metrics{
+		registry:      prometheus.NewRegistry(),
+		namespaces:    newBounded(maxNamespaces),
+		verdicts:      counters(metricVerdicts, "Answers to Begin, members of batches included.", labelNamespace, labelVerdict, labelSource),
+		finishes:      counters(metricFinishes, "Completes and fails by kind (complete, retryable, terminal, unknown) and reason (OK, or why it was refused).", labelKind, labelReason),
+		requests:      histogram(metricRequests, "How long calls took, from the decoded request to the answer.", labelMethod, labelCode),
+		inFlight:      gauge(metricInFlight, "Calls being answered now."),
+		waiting:       gauge(metricWaiting, "Begins waiting now for a key that is in progress."),
+		errors:        counters(metricErrors, "Calls and members of batches that ended with an error, by its reason.", labelReason),
+		panics:        counter(metricPanics, "Panics that were caught; each is a bug."),
+		etcdCalls:     histogram(metricEtcdCalls, "How long calls to etcd took, by kind and outcome.", labelKind, labelOutcome),
+		settled:       counters(metricSettled, "Transactions whose outcome was lost and then settled, by kind.", labelKind),
+		guardRefusals: counters(metricGuardRefusals, "Writes that etcd refused because this node's view was old, by cause.", labelCause),
+		undated:       counter(metricUndated, "Records met without a deadline where one is due; each is held until somebody resolves it."),
+	}
+	info := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: metricBuildInfo, Help: "1, with what is running.",
+		ConstLabels: prometheus.Labels{labelVersion: build.Version, labelCommit: build.Commit, labelGo: runtime.Version(), labelNode: build.Node},
+	})
+	info.Set(1)
+	m.registry.MustRegister(info, m.verdicts, m.finishes, m.requests, m.inFlight, m.waiting, m.errors, m.panics,
+		m.etcdCalls, m.settled, m.guardRefusals, m.undated)
+	return m
+}
+
+// Watch adds what is asked of the node at each scrape. Call it once.
+func (m *Metrics) Watch(ready func() error, tickAge func() time.Duration, applied func() int64) {
+	gauge := func(name, help string, value func() float64) {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
+	}
+	gauge(metricReady, "1 if this node can serve.", func() float64 {
+		if ready() == nil {
+			return 1
+		}
+		return 0
+	})
+	gauge(metricTickAge, "How long ago this node saw the cluster's clock move.", func() float64 { return tickAge().Seconds() })
+	gauge(metricApplied, "The etcd revision up to which this node follows.", func() float64 { return float64(applied()) })
+}
+
+// Gatherer gathers the private registry and the default one, which etcd's embedded
+// server and Go itself use.
+func (m *Metrics) Gatherer() prometheus.Gatherer {
+	return prometheus.Gatherers{m.registry, prometheus.DefaultGatherer}
+}
+
+// Handler serves /metrics.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.Gatherer(), promhttp.HandlerOpts{EnableOpenMetrics: true, ErrorHandling: promhttp.ContinueOnError})
+}
+
+// Begin counts an answer to Begin.
+func (m *Metrics) Begin(namespace, verdict, source string) {
+	m.verdicts.WithLabelValues(m.namespaces.name(namespace), verdict, source).Inc()
+}
+
+// Finish counts a finish; reason is OK or why it was refused.
+func (m *Metrics) Finish(kind, reason string) { m.finishes.WithLabelValues(kind, reason).Inc() }
+
+// Request counts a call that was answered.
+func (m *Metrics) Request(method, code string, d time.Duration) {
+	m.requests.WithLabelValues(method, code).Observe(d.Seconds())
+}
+
+// InFlight counts a call until the returned function is called.
+func (m *Metrics) InFlight() (done func()) { m.inFlight.Inc(); return m.inFlight.Dec }
+
+// Waiting counts a waiting Begin until the returned function is called.
+func (m *Metrics) Waiting() (done func()) { m.waiting.Inc(); return m.waiting.Dec }
+
+// Error counts an error by its reason.
+func (m *Metrics) Error(reason string) { m.errors.WithLabelValues(reason).Inc() }
+
+// Panic counts a panic that was caught.
+func (m *Metrics) Panic() { m.panics.Inc() }
+
+// Call counts a call to etcd.
+func (m *Metrics) Call(kind, outcome string, d time.Duration) {
+	m.etcdCalls.WithLabelValues(kind, outcome).Observe(d.Seconds())
+}
+
+// Settled counts a transaction whose outcome was lost and then settled.
+func (m *Metrics) Settled(kind string) { m.settled.WithLabelValues(kind).Inc() }
+
+// Refused counts a write that etcd refused because this node's view was old.
+func (m *Metrics) Refused(cause string) { m.guardRefusals.WithLabelValues(cause).Inc() }
+
+// Undated counts a record without a deadline where one is due.
+func (m *Metrics) Undated() { m.undated.Inc() }
+
+// maxNamespaces is how many namespaces are counted by name.
+const maxNamespaces = 200
+
+// other stands for the names that came too late.
+const other = "other"
+
+// bounded lets the first names through and replaces all later ones.
+type bounded struct {
+	most  int
+	mu    sync.RWMutex
+	names map[string]struct{}
+}
+
+func newBounded(most int) *bounded { return &bounded{most: most, names: make(map[string]struct{})} }
+
+func (b *bounded) name(s string) string {
+	b.mu.RLock()
+	_, known := b.names[s]
+	full := len(b.names) >= b.most
+	b.mu.RUnlock()
+	if known {
+		return s
+	}
+	if full {
+		return other
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, known = b.names[s]; !known {
+		if len(b.names) >= b.most {
+			return other
+		}
+		b.names[s] = struct{}{}
+	}
+	return s
+}

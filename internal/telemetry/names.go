@@ -1,0 +1,60 @@
+package telemetry
+
+// Names of metrics.
+const (
+	metricBuildInfo     = "dualcheck_build_info"
+	metricVerdicts      = "dualcheck_begin_verdicts_total"
+	metricFinishes      = "dualcheck_finishes_total"
+	metricRequests      = "dualcheck_request_duration_seconds"
+	metricInFlight      = "dualcheck_requests_in_flight"
+	metricWaiting       = "dualcheck_begins_waiting"
+	metricErrors        = "dualcheck_errors_total"
+	metricPanics        = "dualcheck_panics_total"
+	metricEtcdCalls     = "dualcheck_etcd_call_duration_seconds"
+	metricSettled       = "dualcheck_settled_ambiguities_total"
+	metricGuardRefusals = "dualcheck_guard_refusals_total"
+	metricUndated       = "dualcheck_undated_records_total"
+	metricTickAge       = "dualcheck_tick_age_seconds"
+	metricApplied       = "dualcheck_applied_revision"
+	metricReady         = "dualcheck_ready"
+)
+
+// Labels of metrics.
+const (
+	labelNamespace = "namespace"
+	labelVerdict   = "verdict"
+	labelSource    = "source"
+	labelMethod    = "method"
+	labelCode      = "code"
+	labelReason    = "reason"
+	labelKind      = "kind"
+	labelOutcome   = "outcome"
+	labelCause     = "cause"
+	labelNode      = "node"
+	labelVersion   = "version"
+	labelGo        = "go_version"
+	labelCommit    = "commit"
+)
+
+// Fields of log lines.
+const (
+	FieldMethod    = "method"
+	FieldCode      = "code"
+	FieldReason    = "reason"
+	FieldNamespace = "namespace"
+	FieldKey       = "key"
+	FieldKeyHash   = "key_hash"
+	FieldDuration  = "duration"
+	FieldPeer      = "peer"
+	FieldRequestID = "x_request_id"
+	FieldTraceID   = "trace_id"
+	FieldIncident  = "incident"
+	FieldError     = "error"
+	FieldStack     = "stack"
+	FieldAct       = "act"
+	FieldWhy       = "why"
+	FieldNode      = "node"
+)
+
+// service is service.name of spans, unless OTEL_SERVICE_NAME says otherwise.
+const service = "dualcheck"
