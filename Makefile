@@ -40,17 +40,15 @@ check: tools ## formatting, vet, linters, the contract, generated code
 	golangci-lint run ./...
 	buf lint
 	buf format --diff --exit-code
-	$(MAKE) breaking
-	$(MAKE) generated
+	@$(MAKE) --no-print-directory breaking generated
 
 .PHONY: breaking
-breaking: tools ## the contract against the last commit on main that has one
-	@base=$$(git rev-parse -q --verify origin/main || git rev-parse -q --verify main || git rev-parse HEAD); \
-	if git cat-file -e $$base:api/proto 2>/dev/null; then \
-		dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
-		git archive $$base api/proto buf.yaml | tar -x -C "$$dir"; \
-		buf breaking --against "$$dir"; \
-	else echo 'no earlier contract to compare with'; fi
+breaking: tools ## the contract against what clients may already use (api/baseline.binpb)
+	buf breaking --against api/baseline.binpb
+
+.PHONY: baseline
+baseline: breaking ## after an addition to the contract: it is promised from now on
+	buf build --exclude-source-info -o api/baseline.binpb
 
 .PHONY: generate
 generate: tools ## make api/gen from api/proto
