@@ -71,8 +71,13 @@ func (s *state) next(revision int64, changes []*mvccpb.Event) *state {
 		key := string(e.Kv.Key)
 		delete(n.unreadable, key)
 		if e.Type == mvccpb.Event_DELETE {
-			delete(n.declared, key)
-			delete(n.nodes, key)
+			// Only from the map that was cloned: the other is the published state's own.
+			switch {
+			case strings.HasPrefix(key, layout.Policies):
+				delete(n.declared, key)
+			case strings.HasPrefix(key, layout.Nodes):
+				delete(n.nodes, key)
+			}
 			continue
 		}
 		if err := n.put(key, e.Kv); err != nil {
