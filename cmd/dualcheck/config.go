@@ -57,6 +57,7 @@ type settings struct {
 
 	RequireDeclared  bool          `koanf:"require-declared-namespaces"`
 	Reflection       bool          `koanf:"reflection"`
+	MaxInFlight      int           `koanf:"max-in-flight"`
 	MaxConnectionAge time.Duration `koanf:"max-connection-age"`
 	PreDrainDelay    time.Duration `koanf:"pre-drain-delay"`
 	DrainTimeout     time.Duration `koanf:"drain-timeout"`
@@ -70,6 +71,7 @@ func defaultSettings() settings {
 		LogFormat:        string(telemetry.LogText),
 		LogLevel:         "info",
 		Reflection:       true,
+		MaxInFlight:      10_000,
 		MaxConnectionAge: 30 * time.Minute,
 		DrainTimeout:     45 * time.Second,
 	}
@@ -101,6 +103,7 @@ func settingsFlags(cmd *cobra.Command) {
 	logFlags(cmd, &d)
 	f.Bool("require-declared-namespaces", d.RequireDeclared, "refuse namespaces that nobody declared, instead of giving them the default policy")
 	f.Bool("reflection", d.Reflection, "let gRPC clients learn the contract from the server")
+	f.Int("max-in-flight", d.MaxInFlight, "how many questions etcd is asked at once; those over it are OVERLOADED, finishes and extensions never")
 	f.Duration("max-connection-age", d.MaxConnectionAge, "have gRPC clients connect anew this often, so that load spreads; 0: never")
 	f.Duration("pre-drain-delay", d.PreDrainDelay, "go on serving for so long after health says no, while load balancers notice")
 	f.Duration("drain-timeout", d.DrainTimeout, "cut off what has not ended so long after a stop was asked for")

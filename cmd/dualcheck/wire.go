@@ -210,12 +210,13 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 		MaxConnectionAge: s.MaxConnectionAge,
 		Reflection:       s.Reflection,
 		Tracing:          tracing.On(),
+		MaxInFlight:      s.MaxInFlight,
 	})
 	if err != nil {
 		return err
 	}
 
-	metrics.Watch(serving.Ready, func() time.Duration { return follower.Status().TickAge }, func() int64 { return follower.Status().Applied })
+	metrics.Watch(serving.Ready, func() telemetry.Following { return telemetry.Following(follower.Status()) })
 
 	var group run.Group
 	ending := context.WithoutCancel(ctx)          // what is left to do once ctx has ended

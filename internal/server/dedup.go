@@ -93,9 +93,13 @@ func (d *dedup) wait(ctx context.Context, req *claim.BeginRequest, last claim.An
 		if hurried && time.Until(end) <= 0 {
 			break // there is no time to ask once more
 		}
-		var err error
-		if last, err = d.store.Begin(ctx, req); err != nil {
+		asked, err := d.store.Begin(ctx, req)
+		switch {
+		case claim.ReasonOf(err) == claim.Overloaded: // not asked: it is as it was
+		case err != nil:
 			return claim.Answer{}, err
+		default:
+			last = asked
 		}
 	}
 	return last, nil

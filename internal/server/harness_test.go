@@ -320,8 +320,9 @@ func start(t testing.TB, tune ...func(*Config)) *world {
 	w := &world{t: t, store: newMemStore(), namespaces: &memNamespaces{}, metrics: telemetry.NewMetrics(telemetry.Build{Version: "test"}), logs: &logBuffer{}, served: make(chan error, 1)}
 	cfg := Config{
 		Store: w.store, Namespaces: w.namespaces, Cluster: memCluster{}, Metrics: w.metrics,
-		Log:        slog.New(slog.NewTextHandler(w.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Reflection: true,
+		Log:         slog.New(slog.NewTextHandler(w.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Reflection:  true,
+		MaxInFlight: 1000,
 		Ready: func() error {
 			if err := w.readyErr.Load(); err != nil {
 				return *err

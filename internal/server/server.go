@@ -47,6 +47,9 @@ type Config struct {
 	MaxConnectionAge time.Duration
 	// Reflection lets clients learn the contract from the server.
 	Reflection bool
+	// MaxInFlight is how many questions the Store is asked at once; those over it are
+	// OVERLOADED. Finishes and extensions are never counted.
+	MaxInFlight int
 	// Tracing makes a span of each call.
 	Tracing bool
 }
@@ -83,6 +86,7 @@ func New(cfg Config) (*Server, error) {
 		stopped:  make(chan struct{}),
 	}
 	s.ending, s.end = context.WithCancel(context.Background())
+	cfg.Store = newBounded(cfg.Store, cfg.MaxInFlight)
 	s.grpc = grpc.NewServer(s.options()...)
 	s.grpc.RegisterService(decoded(&dualcheckv1.DedupService_ServiceDesc), &dedup{store: cfg.Store, calls: s.calls, metrics: cfg.Metrics, draining: s.draining})
 	s.grpc.RegisterService(decoded(&dualcheckv1.AdminService_ServiceDesc), &admin{store: cfg.Store, namespaces: cfg.Namespaces, cluster: cfg.Cluster, log: cfg.Log, plainKeys: cfg.PlainKeys})

@@ -79,8 +79,17 @@ func NewMetrics(build Build) *Metrics {
 	return m
 }
 
+// Following is how far a node follows etcd.
+type Following struct {
+	// TickAge is how long ago the node saw the clock move, Applied the revision up to
+	// which it follows, Restored how often it saw that etcd had gone back.
+	TickAge  time.Duration
+	Applied  int64
+	Restored uint64
+}
+
 // Watch adds what is asked of the node at each scrape. Call it once.
-func (m *Metrics) Watch(ready func() error, tickAge func() time.Duration, applied func() int64) {
+func (m *Metrics) Watch(ready func() error, following func() Following) {
 	gauge := func(name, help string, value func() float64) {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
 	}
@@ -90,8 +99,10 @@ func (m *Metrics) Watch(ready func() error, tickAge func() time.Duration, applie
 		}
 		return 0
 	})
-	gauge(metricTickAge, "How long ago this node saw the cluster's clock move.", func() float64 { return tickAge().Seconds() })
-	gauge(metricApplied, "The etcd revision up to which this node follows.", func() float64 { return float64(applied()) })
+	gauge(metricTickAge, "How long ago this node saw the cluster's clock move.", func() float64 { return following().TickAge.Seconds() })
+	gauge(metricApplied, "The etcd revision up to which this node follows.", func() float64 { return float64(following().Applied) })
+	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: metricRestored, Help: "How often this node saw that etcd had gone back: it was restored from a snapshot."},
+		func() float64 { return float64(following().Restored) }))
 }
 
 // Gatherer gathers the private registry and the default one, which etcd's embedded

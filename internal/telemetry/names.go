@@ -16,6 +16,7 @@ const (
 	metricUndated       = "dualcheck_undated_records_total"
 	metricTickAge       = "dualcheck_tick_age_seconds"
 	metricApplied       = "dualcheck_applied_revision"
+	metricRestored      = "dualcheck_etcd_restored_total"
 	metricReady         = "dualcheck_ready"
 )
 

@@ -25,7 +25,7 @@ import (
 // used returns metrics each of which has a value.
 func used() *Metrics {
 	m := NewMetrics(Build{Version: "v1", Commit: "abc", Node: "n1"})
-	m.Watch(func() error { return nil }, func() time.Duration { return 1500 * time.Millisecond }, func() int64 { return 42 })
+	m.Watch(func() error { return nil }, func() Following { return Following{TickAge: 1500 * time.Millisecond, Applied: 42, Restored: 3} })
 	m.Begin("a", "VERDICT_FIRST", "SOURCE_ETCD")
 	m.Finish("complete", "OK")
 	m.Request("dualcheck.v1.DedupService/Begin", "OK", 3*time.Millisecond)
@@ -52,7 +52,7 @@ func TestMetricsAreNamedAsPrometheusWants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(families) != 15 {
+	if len(families) != 16 {
 		t.Errorf("%d metrics have a value", len(families))
 	}
 	for _, f := range families {

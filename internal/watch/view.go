@@ -90,8 +90,8 @@ func (f *Follower) Ready() error {
 type Status struct {
 	// Applied is the revision up to which all is applied; TickAge is how long ago
 	// the tick was seen to move. Restored counts how often etcd went back.
-	Applied  int64
 	TickAge  time.Duration
+	Applied  int64
 	Restored uint64
 }
 
