@@ -24,6 +24,7 @@ import (
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/etcdtxn"
+	"github.com/dualcheck/dualcheck/internal/layout"
 	"github.com/dualcheck/dualcheck/internal/policy"
 	"github.com/dualcheck/dualcheck/internal/server"
 	"github.com/dualcheck/dualcheck/internal/telemetry"
@@ -196,7 +197,7 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 	store := etcdtxn.New(etcdtxn.Config{Client: claims, View: follower, Log: log, Observe: metrics, RefuseUndeclared: s.RequireDeclared})
 	keeper := etcdtxn.NewKeeper(etcdtxn.KeeperConfig{
 		Client: keeping, Follower: follower, Log: log,
-		Node: etcdtxn.Node{ID: s.NodeID, Version: b.Version, GRPCAddr: s.AdvertiseAddr, StartedAt: time.Now()},
+		Node: layout.Node{ID: s.NodeID, Version: b.Version, GRPCAddr: s.AdvertiseAddr, StartedAt: time.Now()},
 	})
 	serving, err := server.New(server.Config{
 		Store:            store,

@@ -97,7 +97,8 @@ const (
 	retryGuess   = time.Second      // while the usual time is not known
 	retryHeld    = 3 * time.Second  // while a key is being forgotten
 	retryUnknown = 10 * time.Second // until an operator has looked
-	// shave is taken off what is left of a lease, for the way to the caller.
+	// shave is taken off what is left of a lease: with Grace, the most by which any
+	// node's clock is ahead of what a commit has read. See Grace.
 	shave = 100 * time.Millisecond
 )
 

@@ -39,7 +39,10 @@ const (
 	// decided by and the one it commits under.
 	TickWindow = 10
 	// Grace is how long after its time a lease counts as lapsed, and a result and
-	// a key as expired: the most by which two nodes' clocks differ.
+	// a key as expired. A node's clock is at most 0.6 s ahead of the tick that a
+	// commit has read plus the time since: half a second of its own, and a tick that
+	// is as late as one may be. Grace and the 0.1 s by which every lease is told
+	// short (shave) are that 0.6 s: neither can be trimmed.
 	Grace = 500 * time.Millisecond
 )
 

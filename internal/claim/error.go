@@ -75,6 +75,11 @@ func Errorf(reason Reason, format string, args ...any) *Error {
 	return &Error{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
+// Unavailable makes the Error of an answer that could not be established.
+func Unavailable(message string, cause error) *Error {
+	return &Error{Reason: StoreUnavailable, Message: message, RetryAfter: time.Second, Err: cause}
+}
+
 func invalid(reason Reason, field, format string, args ...any) *Error {
 	return &Error{Reason: reason, Field: field, Message: fmt.Sprintf(format, args...)}
 }

@@ -21,6 +21,9 @@ type Proxy struct {
 	// swallow drops answers; hold keeps requests back, in the order they came.
 	swallow, hold bool
 	held          []chunk
+	// late keeps answers back, in the order they came.
+	late bool
+	kept []chunk
 }
 
 type chunk struct {
@@ -56,16 +59,44 @@ func (p *Proxy) HoldRequests() { p.set(func() { p.hold = true }) }
 func (p *Proxy) AwaitHeld(needle string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for {
-		var all []byte
-		for _, c := range p.held {
-			all = append(all, c.data...)
-		}
-		if bytes.Contains(all, []byte(needle)) {
-			return len(p.held)
-		}
+	for !contains(p.held, needle) {
 		p.changed.Wait()
 	}
+	return len(p.held)
+}
+
+// HoldAnswers keeps back what servers say from now on, until ReleaseAnswers.
+func (p *Proxy) HoldAnswers() { p.set(func() { p.late = true }) }
+
+// AwaitAnswer returns once what servers said, and is held back, contains these bytes.
+func (p *Proxy) AwaitAnswer(needle string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for !contains(p.kept, needle) {
+		p.changed.Wait()
+	}
+}
+
+// ReleaseAnswers sends on what servers said, late but whole.
+func (p *Proxy) ReleaseAnswers() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.late = false
+	for _, c := range p.kept {
+		if _, err := c.to.Write(c.data); err != nil {
+			return err
+		}
+	}
+	p.kept = nil
+	return nil
+}
+
+func contains(held []chunk, needle string) bool {
+	var all []byte
+	for _, c := range held {
+		all = append(all, c.data...)
+	}
+	return bytes.Contains(all, []byte(needle))
 }
 
 // Release sends on the first pieces that were held back; what came after them, such
@@ -87,7 +118,7 @@ func (p *Proxy) Release(pieces int) error {
 // with are cut, and clients connect anew.
 func (p *Proxy) Heal() {
 	p.set(func() {
-		p.swallow, p.hold, p.held = false, false, nil
+		p.swallow, p.hold, p.held, p.late, p.kept = false, false, nil, false, nil
 		for c := range p.conns {
 			c.Close() //nolint:errcheck // it is being cut
 		}
@@ -160,10 +191,14 @@ func (p *Proxy) request(to net.Conn, data []byte) bool {
 	return !p.hold
 }
 
-func (p *Proxy) answer(net.Conn, []byte) bool {
+func (p *Proxy) answer(to net.Conn, data []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !p.swallow
+	if p.late {
+		p.kept = append(p.kept, chunk{to, bytes.Clone(data)})
+		p.changed.Broadcast()
+	}
+	return !p.swallow && !p.late
 }
 
 func (p *Proxy) close() {

@@ -30,17 +30,13 @@ func (s *Store) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answe
 
 // beginOnce judges once; again asks for another round, with another claim id.
 func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.BeginRequest) (answer claim.Answer, again bool, err error) {
-	var guess *found
+	var absent *guess
 	if !s.known.Contains(name.Key) {
-		guess = &found{}
+		absent = &guess{}
 	}
-	var lease time.Duration
 	id := claim.NewID()
-	c, err := s.onRecord(ctx, "begin", req.Namespace, req.Key, id, guess, false,
+	c, err := s.onRecord(ctx, "begin", req.Namespace, req.Key, id, absent, false,
 		func(rec *claim.Record, m claim.Moment) (write *claim.Record, err error) {
-			if lease, err = m.Policy.Lease(req.Lease); err != nil {
-				return nil, err
-			}
 			answer, write, err = claim.Begin(rec, req, m)
 			return write, err
 		})
@@ -57,6 +53,7 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.Begi
 		}
 		return answer, false, nil
 	}
+	lease := c.record.LeaseUntil.Sub(c.record.Claimed)
 	c, err = s.renewed(ctx, req, lease, c)
 	if errors.Is(err, errTakenAway) {
 		return answer, true, nil
@@ -80,7 +77,7 @@ var errTakenAway = errors.New("the claim is no longer this call's")
 func (s *Store) renewed(ctx context.Context, req *claim.BeginRequest, lease time.Duration, c concluded) (concluded, error) {
 	for claim.Renew(c.record, lease, c.tick) != nil {
 		id := c.record.ClaimID
-		next, err := s.onRecord(ctx, "begin", req.Namespace, req.Key, id, &c.there, false,
+		next, err := s.onRecord(ctx, "begin", req.Namespace, req.Key, id, &guess{c.there, c.view.Generation}, false,
 			func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
 				if rec.Gone(m.Now) || rec.ClaimID != id || rec.State != claim.Pending {
 					return nil, errTakenAway

@@ -15,8 +15,9 @@ import (
 	"github.com/dualcheck/dualcheck/internal/layout"
 )
 
-// leastOps is how many operations a transaction must be allowed to have.
-const leastOps = 16
+// leastOps is how many operations a transaction must be allowed to have: a list of
+// records, with the guard and the tick, has the most.
+const leastOps = slotsARead + 2
 
 // Member is one etcd server as its status says.
 type Member struct {
@@ -61,8 +62,9 @@ func memberAt(ctx context.Context, client *clientv3.Client, endpoint string) Mem
 
 // Check looks at etcd before a node serves from it: versions whose nested
 // transactions are sound, no corruption, room for transactions of our shape. An
-// unreachable member is tolerated while a quorum answers; a full database too, since
-// finished keys can still be told. The error says what to do.
+// unreachable member is tolerated while a quorum answers. So is a full database: a
+// node that runs can still tell of finished keys, and one that starts is ready once
+// the clock moves again. The error says what to do.
 func Check(ctx context.Context, client *clientv3.Client) ([]Member, error) {
 	members := Members(ctx, client)
 	reached := 0

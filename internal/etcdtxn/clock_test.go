@@ -146,7 +146,7 @@ func TestH40TickerKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ghost, err := layout.EncodeMeta(ghostNode())
+	ghost, err := layout.EncodeNode(layout.Node{ID: "ghost"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,54 +279,4 @@ func TestC68SilentWatchIsReplaced(t *testing.T) {
 		}
 		return err
 	})
-}
-
-// H38, H07: etcd is restored to before a claim that a node remembers, and the key is
-// claimed anew at that very revision: the node has noticed, reads, and refuses the
-// late Complete.
-func TestH38RevisionUsedAgainAfterARestore(t *testing.T) {
-	t.Parallel()
-	c := etcdtest.Start(t, 1)
-	n := startNode(t, c.Client(), options{byHand: true})
-	other := startNode(t, c.Client(), options{byHand: true})
-	snapshot := snapshotOf(t, c)
-	n.awaitReady(t)
-	other.awaitReady(t)
-	fill := func() int64 {
-		resp, err := n.client.Put(within(t, 10*time.Second), "/filler", "x")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return resp.Header.Revision
-	}
-	for range 20 {
-		fill()
-	}
-	ticks(t, n, 1) // a node that has not seen the clock move of late remembers nothing
-	a := n.begin(t, claim.BeginRequest{})
-	want(t, a, claim.First)
-	ticks(t, n, 5)
-	c.Kill(0)
-	restore(t, c, snapshot)
-	c.Restart(0)
-	for _, one := range []*node{n, other} {
-		eventually(t, 30*time.Second, "the restore to be noticed", func() error {
-			if one.follower.Status().Restored == 0 {
-				return errors.New("not noticed")
-			}
-			return nil
-		})
-	}
-	ticks(t, n, 2)
-	other.awaitReady(t)
-	for fill() < a.Revision-1 {
-	}
-	b := other.begin(t, claim.BeginRequest{})
-	want(t, b, claim.First)
-	if b.Revision != a.Revision {
-		t.Fatalf("claimed anew at revision %d, not %d", b.Revision, a.Revision)
-	}
-	_, err := n.Finish(within(t, 20*time.Second), completion("k", a.Claim.Token, "late"))
-	wantReason(t, err, claim.ClaimLost)
-	other.complete(t, "k", b.Claim.Token, "good")
 }

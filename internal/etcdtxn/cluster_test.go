@@ -12,15 +12,12 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
-	storagev1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/storage/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/etcdtest"
 	"github.com/dualcheck/dualcheck/internal/policy"
 )
 
 type mvccKV = mvccpb.KeyValue
-
-func ghostNode() *storagev1.Node { return &storagev1.Node{Id: "ghost"} }
 
 // three starts an etcd of three members and a node on each.
 func three(t *testing.T) (*etcdtest.Cluster, []*node) {

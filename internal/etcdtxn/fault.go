@@ -20,8 +20,8 @@ const (
 	full fault = "full"
 	// busy: not applied; etcd asks for a pause.
 	busy fault = "busy"
-	// refused: not applied, and sending it again is no use.
-	refused fault = "refused"
+	// denied: not applied, and sending it again is no use.
+	denied fault = "denied"
 )
 
 // classOf reads an error of a write. Two of etcd's errors share a code and mean
@@ -48,10 +48,13 @@ func classOf(err error) fault {
 	switch code {
 	case codes.InvalidArgument, codes.NotFound, codes.OutOfRange, codes.FailedPrecondition,
 		codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented:
-		return refused
+		return denied
 	case codes.ResourceExhausted:
-		// gRPC's own: the message is larger than a limit, or a stream limit was met.
-		return refused
+		// gRPC's own. Only what its client would not send is surely not applied; a
+		// connection that was cut for its load has the same code.
+		if strings.Contains(err.Error(), "trying to send message larger than max") {
+			return denied
+		}
 	case codes.Unavailable:
 		text := err.Error()
 		if strings.Contains(text, "there is no address available") || strings.Contains(text, "there is no connection available") {

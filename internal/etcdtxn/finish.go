@@ -81,5 +81,5 @@ func (s *Store) holder(namespace, key, token string) (layout.Name, claim.ID, err
 
 // told is the record as its caller may see it.
 func (c concluded) told() claim.Found {
-	return claim.Found{Record: c.record.At(c.now), Now: c.now, Revision: max(c.revision, c.record.Revision), Source: claim.SourceEtcd}
+	return claim.Found{Record: c.record.At(c.now), Now: c.now, Revision: c.revision, Source: claim.SourceEtcd}
 }

@@ -3,7 +3,7 @@ package etcdtxn
 import (
 	"context"
 	"sync"
-	"sync/atomic"
+	"time"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 )
@@ -17,7 +17,6 @@ type flights struct {
 	// next is, for each key that is being read, the read to be sent after it; nil
 	// while nobody waits for one.
 	next map[string]*flight
-	sent atomic.Int64
 }
 
 // flight is one read that callers wait for.
@@ -34,7 +33,7 @@ func (s *Store) readOne(ctx context.Context, v *claim.View, key string) (found, 
 	f, flying := s.flights.next[key]
 	if !flying {
 		f = &flight{done: make(chan struct{})}
-		if err := s.start(func() { s.fly(context.WithoutCancel(ctx), key, f) }); err != nil {
+		if err := s.reads.start(func() { s.fly(key, f) }); err != nil {
 			s.flights.mu.Unlock()
 			return found{}, seeing{}, err
 		}
@@ -55,12 +54,15 @@ func (s *Store) readOne(ctx context.Context, v *claim.View, key string) (found, 
 }
 
 // fly reads for one flight after the other, until nobody waits for the next.
-func (s *Store) fly(ctx context.Context, key string, f *flight) {
+func (s *Store) fly(key string, f *flight) {
 	for f != nil {
-		s.flights.sent.Add(1)
 		var got []found
-		if got, f.see, f.err = s.read(ctx, []string{key}); f.err == nil {
+		began := time.Now()
+		if got, f.see, f.err = s.read(context.Background(), []string{key}); f.err == nil {
 			f.got = got[0]
+			s.observe("read", "ok", began)
+		} else {
+			s.observe("read", string(classOf(f.err)), began)
 		}
 		close(f.done)
 		s.flights.mu.Lock()
@@ -72,6 +74,3 @@ func (s *Store) fly(ctx context.Context, key string, f *flight) {
 		s.flights.mu.Unlock()
 	}
 }
-
-// Flights is how many reads have been sent for callers.
-func (s *Store) Flights() int64 { return s.flights.sent.Load() }

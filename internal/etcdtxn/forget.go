@@ -41,7 +41,7 @@ func (s *Store) hold(ctx context.Context) error {
 	case <-time.After(forgetHold):
 		return nil
 	case <-ctx.Done():
-		return unavailable("the key is marked but not yet free: forget it again, or wait until a Begin has freed it", ctx.Err())
+		return claim.Unavailable("the key is marked but not yet free: forget it again, or wait until a Begin has freed it", ctx.Err())
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/etcdtest"
 	"github.com/dualcheck/dualcheck/internal/etcdtxn"
+	"github.com/dualcheck/dualcheck/internal/layout"
 	"github.com/dualcheck/dualcheck/internal/policy"
 	"github.com/dualcheck/dualcheck/internal/watch"
 )
@@ -50,6 +51,7 @@ type options struct {
 	watchOnly        *clientv3.Client
 	view             func(etcdtxn.Viewer) etcdtxn.Viewer
 	wall             func() time.Time
+	mono             func() time.Duration
 	refuseUndeclared bool
 }
 
@@ -67,7 +69,7 @@ func startNode(t testing.TB, client *clientv3.Client, o options) *node {
 	if o.view != nil {
 		view = o.view(view)
 	}
-	n.Store = etcdtxn.New(etcdtxn.Config{Client: client, View: view, Observe: n.seen, Wall: o.wall, RefuseUndeclared: o.refuseUndeclared})
+	n.Store = etcdtxn.New(etcdtxn.Config{Client: client, View: view, Observe: n.seen, Wall: o.wall, Monotonic: o.mono, RefuseUndeclared: o.refuseUndeclared})
 	ctx, cancel := context.WithCancel(context.Background())
 	if err := etcdtxn.Bootstrap(within(t, 30*time.Second), client); err != nil {
 		t.Fatal(err)
@@ -75,7 +77,7 @@ func startNode(t testing.TB, client *clientv3.Client, o options) *node {
 	var running sync.WaitGroup
 	running.Go(func() { report(t, n.follower.Run(ctx)) })
 	if o.keeps {
-		k := etcdtxn.NewKeeper(etcdtxn.KeeperConfig{Client: client, Follower: n.follower, Node: etcdtxn.Node{ID: n.id, StartedAt: time.Now()}})
+		k := etcdtxn.NewKeeper(etcdtxn.KeeperConfig{Client: client, Follower: n.follower, Node: layout.Node{ID: n.id, StartedAt: time.Now()}})
 		running.Go(func() { report(t, k.Run(ctx)) })
 	}
 	var once sync.Once

@@ -11,7 +11,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 
-	storagev1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/storage/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
 )
@@ -29,18 +28,11 @@ type Follower interface {
 	FirstNode() string
 }
 
-// Node is this server as others see it.
-type Node struct {
-	// ID is unique among the living.
-	ID, Version, GRPCAddr string
-	StartedAt             time.Time
-}
-
 // KeeperConfig says who keeps what.
 type KeeperConfig struct {
 	Client   *clientv3.Client
 	Follower Follower
-	Node     Node
+	Node     layout.Node
 	Log      *slog.Logger
 }
 
@@ -86,9 +78,7 @@ func (k *Keeper) register(ctx context.Context) {
 
 // registered registers the node and returns when its lease is gone.
 func (k *Keeper) registered(ctx context.Context) error {
-	value, err := layout.EncodeMeta(&storagev1.Node{
-		Id: k.cfg.Node.ID, Version: k.cfg.Node.Version, GrpcAddr: k.cfg.Node.GRPCAddr, StartedWallNs: k.cfg.Node.StartedAt.UnixNano(),
-	})
+	value, err := layout.EncodeNode(k.cfg.Node)
 	if err != nil {
 		return err
 	}
@@ -153,7 +143,7 @@ func Tick(ctx context.Context, client *clientv3.Client, from claim.Tick, since t
 	if !due {
 		return nil
 	}
-	value, err := layout.EncodeMeta(&storagev1.Tick{TimeNs: int64(next)})
+	value, err := layout.EncodeTick(next)
 	if err != nil {
 		return err
 	}

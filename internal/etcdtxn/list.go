@@ -16,7 +16,9 @@ import (
 )
 
 const (
-	// slotsARead is how many slots one flat read covers.
+	// slotsARead is how many slots one flat read covers at most: one at first, twice
+	// as many for as long as they are nearly empty, so that neither a namespace of a
+	// few records takes long nor one of many fills the memory.
 	slotsARead = 64
 	// listBudget is how many keys one page may look at, so that a page of a rare
 	// state is short rather than late.
@@ -69,13 +71,13 @@ func (s *Store) List(ctx context.Context, req *claim.ListRequest) (claim.Page, e
 func (s *Store) scan(ctx context.Context, namespace string, at cursor, limit int, more func(*claim.Record, claim.Instant) bool) (cursor, error) {
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 20*time.Millisecond, 500*time.Millisecond
-	for at.slot < layout.Slots {
+	for slots := 1; at.slot < layout.Slots; {
 		v, err := s.cfg.View.View()
 		if err != nil {
 			return at, err
 		}
 		var ops []clientv3.Op
-		for slot := at.slot; slot < min(at.slot+slotsARead, layout.Slots); slot++ {
+		for slot := at.slot; slot < min(at.slot+slots, layout.Slots); slot++ {
 			prefix := layout.RecordsOf(slot, namespace)
 			from := prefix
 			if slot == at.slot && at.last != "" {
@@ -94,13 +96,21 @@ func (s *Store) scan(ctx context.Context, namespace string, at cursor, limit int
 		}
 		if !see.saw.Matches(&v) {
 			s.observe("list", "refused", began)
-			if err := s.catchUp(ctx, v, see); err != nil {
+			if err := s.catchUp(ctx, &v, see); err != nil {
 				return at, err
 			}
 			continue
 		}
 		s.observe("list", "ok", began)
 		now := max(v.Now, see.saw.Tick.Time)
+		found := 0
+		for _, a := range answers {
+			found += len(a.GetResponseRange().GetKvs())
+		}
+		slots = min(2*slots, slotsARead)
+		if found >= limit {
+			slots = 1
+		}
 		stop := false
 		if at, stop, err = handOn(namespace, at, now, answers, more); err != nil || stop {
 			return at, err

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	storagev1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/storage/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
 	"github.com/dualcheck/dualcheck/internal/policy"
@@ -96,8 +95,7 @@ func (s *Store) empty(ctx context.Context, name string) (int64, error) {
 		}
 		held := *there
 		held.Deleting = true
-		id := claim.NewID()
-		epoch, err := layout.EncodeMeta(&storagev1.Epoch{Id: id[:], FenceBase: v.FenceBase + fenceStep})
+		epoch, err := layout.EncodeEpoch(claim.NewID(), v.FenceBase+fenceStep)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -157,10 +155,7 @@ func (s *Store) mustBeEmpty(ctx context.Context, name string) error {
 // onPolicy settles an operation on a declaration, moving the guard with it. decide
 // returns what to declare, nil to withdraw it, and what else to put.
 func (s *Store) onPolicy(ctx context.Context, name string, decide func(there *policy.Namespace, v *claim.View) (*policy.Namespace, []put, error)) (outcome, error) {
-	if err := s.awaitGuard(ctx); err != nil {
-		return outcome{}, err
-	}
-	op := &operation{kind: "policy", key: layout.PolicyOf(name)}
+	op := &operation{kind: "policy", key: layout.PolicyOf(name), before: s.awaitGuard}
 	op.decide = func(there found, v *claim.View, _ claim.Instant) ([]put, error) {
 		var declared *policy.Namespace
 		if there.revision != 0 {
@@ -177,7 +172,7 @@ func (s *Store) onPolicy(ctx context.Context, name string, decide func(there *po
 		if err != nil {
 			return nil, err
 		}
-		guard, err := layout.EncodeMeta(&storagev1.Guard{Cause: "policy of " + layout.NamespaceID(name)})
+		guard, err := layout.EncodeGuard("policy of " + layout.PolicyOf(name))
 		if err != nil {
 			return nil, err
 		}
@@ -213,7 +208,7 @@ func (s *Store) awaitGuard(ctx context.Context) error {
 		select {
 		case <-time.After(left):
 		case <-ctx.Done():
-			return unavailable("policies change faster than this node may change them", ctx.Err())
+			return claim.Unavailable("policies change faster than this node may change them", ctx.Err())
 		}
 	}
 }

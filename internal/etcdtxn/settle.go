@@ -14,9 +14,14 @@ import (
 type operation struct {
 	kind string
 	key  string
-	// guess is what the key is taken to be before it has been read: nil reads
-	// first, else a write is tried at once. A guess is never told.
-	guess *found
+	// guess is what the key is taken to be before it has been read; nil reads first,
+	// else a write is tried at once. A guess is never told. One with a revision is
+	// good for one generation of the view: should etcd have gone back since, that
+	// revision may be another claim's.
+	guess      *found
+	generation uint64
+	// before, if set, is called before each view is taken.
+	before func(context.Context) error
 	// decide says what to write over what is there; nil: nothing. What it decides on
 	// a guess counts only if it is committed.
 	decide func(there found, v *claim.View, now claim.Instant) ([]put, error)
@@ -24,6 +29,8 @@ type operation struct {
 	// sent are the writes whose fate is not known: found again, one of them is this
 	// operation's own.
 	sent []put
+	// doubt: one of them may still arrive.
+	doubt bool
 }
 
 // outcome is how an operation ended.
@@ -45,150 +52,174 @@ type outcome struct {
 func (s *Store) settle(ctx context.Context, op *operation) (outcome, error) {
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 20*time.Millisecond, 500*time.Millisecond
-	var tick claim.Instant // the latest that etcd has answered with
-	there := op.guess
-	known := false // there was read under the guard of view
-	var view claim.View
-	var see seeing
+	guess := op.guess
 	for {
-		if !known {
-			v, err := s.cfg.View.View()
-			if err != nil {
+		if op.before != nil {
+			if err := op.before(ctx); err != nil {
 				return outcome{}, err
 			}
-			view = v
 		}
-		if there == nil {
-			var err error
-			var got found
-			began := time.Now()
-			got, see, err = s.readOne(ctx, &view, op.key)
-			if err != nil {
-				s.observe("read", string(classOf(err)), began)
-				if err = s.pause(ctx, wait, err, false); err != nil {
-					return outcome{}, err
-				}
-				continue
-			}
-			if !see.admitted {
-				s.observe("read", "refused", began)
-				if err := s.catchUp(ctx, view, see); err != nil {
-					return outcome{}, err
-				}
-				continue
-			}
-			s.observe("read", "ok", began)
-			there, known = &got, true
-			tick = max(tick, see.saw.Tick.Time)
-		}
-		now := max(view.Now, tick)
-		end := outcome{view: view, now: now, tick: tick, there: *there, revision: see.revision}
-		if known && op.owns(there) {
-			s.cfg.Observe.Settled(op.kind)
-			end.written = true
-			return end, nil
-		}
-		puts, err := op.decide(*there, &view, now)
-		if err != nil || puts == nil {
-			if known {
-				return end, err
-			}
-			there = nil // a guess is never told: read
-			continue
-		}
-		written, err := s.writeOne(ctx, op, &view, *there, puts, wait)
+		view, err := s.cfg.View.View()
 		if err != nil {
 			return outcome{}, err
 		}
-		switch {
-		case written.full:
-			return s.afterFull(ctx, op)
-		case !written.see.admitted:
-			if err := s.catchUp(ctx, view, written.see); err != nil {
-				return outcome{}, err
-			}
-			known = false
-			if len(op.sent) > 0 {
-				there = nil // what was sent before is dead or done: a read tells which
-			}
-		case written.written:
-			tick = max(tick, written.see.saw.Tick.Time)
-			return outcome{
-				view: view, now: max(now, tick), tick: tick, written: true, revision: written.revision,
-				there: found{value: []byte(puts[0].value), revision: written.revision},
-			}, nil
-		default:
-			there, known, see = &written.there, true, written.see
-			tick = max(tick, see.saw.Tick.Time)
+		if guess != nil && guess.revision != 0 && (view.Generation == 0 || view.Generation != op.generation) {
+			guess = nil
 		}
+		end, err := s.underView(ctx, op, &view, guess, wait)
+		if !errors.Is(err, errRefused) {
+			return end, err
+		}
+		// What was sent before is dead, or done: a read tells which.
+		guess = nil
 	}
 }
 
-// attempt is what became of one write.
-type attempt struct {
-	settled
-	see  seeing
-	full bool
+// errRefused: what was decided under a view may not be told. This node has caught up.
+var errRefused = errors.New("refused by the guard or the tick window")
+
+// underView carries an operation through for as long as its view holds.
+func (s *Store) underView(ctx context.Context, op *operation, view *claim.View, guess *found, wait *backoff.ExponentialBackOff) (outcome, error) {
+	at := outcome{view: *view, now: view.Now}
+	known := guess == nil // at.there was read, or found in the way of a write
+	if guess != nil {
+		at.there = *guess
+	} else if err := s.look(ctx, op, &at, wait); err != nil {
+		return outcome{}, err
+	}
+	for {
+		if known && op.owns(at.there) {
+			s.cfg.Observe.Settled(op.kind)
+			at.written = true
+			return at, nil
+		}
+		puts, err := op.decide(at.there, view, at.now)
+		if (err != nil || puts == nil) && known {
+			return at, err
+		}
+		if err != nil || puts == nil { // a guess is never told: read
+			if err := s.look(ctx, op, &at, wait); err != nil {
+				return outcome{}, err
+			}
+			known = true
+			continue
+		}
+		got, see, err := s.writeOne(ctx, op, view, at.there, puts, wait)
+		if errors.Is(err, errFull) {
+			return s.afterFull(ctx, op)
+		}
+		if err != nil {
+			return outcome{}, err
+		}
+		if !see.admitted {
+			if err := s.catchUp(ctx, view, see); err != nil {
+				return outcome{}, err
+			}
+			return outcome{}, errRefused
+		}
+		at.saw(see)
+		if got.written {
+			at.there, at.written = found{value: []byte(puts[0].value), revision: see.revision}, true
+			return at, nil
+		}
+		at.there, known = got.there, true
+	}
 }
+
+// look reads the key under the view.
+func (s *Store) look(ctx context.Context, op *operation, at *outcome, wait *backoff.ExponentialBackOff) error {
+	for {
+		got, see, err := s.readOne(ctx, &at.view, op.key)
+		if err != nil {
+			if err := s.pause(ctx, wait, err, len(op.sent) > 0); err != nil {
+				return err
+			}
+			continue
+		}
+		if !see.admitted {
+			if err := s.catchUp(ctx, &at.view, see); err != nil {
+				return err
+			}
+			return errRefused
+		}
+		at.there = got
+		at.saw(see)
+		return nil
+	}
+}
+
+// saw takes over what etcd's answer tells of the clock.
+func (o *outcome) saw(see seeing) {
+	o.tick = max(o.tick, see.saw.Tick.Time)
+	o.now = max(o.now, o.tick)
+	o.revision = see.revision
+}
+
+// errFull: etcd's database is. The write was applied, or was not and never will be.
+var errFull = errors.New("etcd's database is full")
 
 // writeOne sends one conditional write, the very same again for as long as its fate
 // is not known.
-func (s *Store) writeOne(ctx context.Context, op *operation, v *claim.View, there found, puts []put, wait *backoff.ExponentialBackOff) (attempt, error) {
+func (s *Store) writeOne(ctx context.Context, op *operation, v *claim.View, there found, puts []put, wait *backoff.ExponentialBackOff) (settled, seeing, error) {
 	doubt := false
 	for {
 		began := time.Now()
 		out, see, err := s.write(ctx, v, []member{{key: op.key, revision: there.revision, puts: puts}})
 		if err == nil {
-			if !see.admitted {
+			switch {
+			case !see.admitted:
 				s.observe(op.kind, "refused", began)
-				return attempt{see: see}, nil
-			}
-			if out[0].written {
+				return settled{}, see, nil
+			case out[0].written:
 				s.observe(op.kind, "ok", began)
-			} else {
+				if doubt {
+					s.cfg.Observe.Settled(op.kind)
+				}
+			default:
 				s.observe(op.kind, "lost", began)
 			}
-			if doubt && out[0].written {
-				s.cfg.Observe.Settled(op.kind)
-			}
-			return attempt{settled: out[0], see: see}, nil
+			return out[0], see, nil
 		}
 		class := classOf(err)
 		s.observe(op.kind, string(class), began)
 		if (class == ambiguous || class == full) && !doubt {
-			doubt = true
 			op.sent = append(op.sent, puts[0])
 		}
 		if class == full {
-			s.log.Warn("etcd's database is full", "kind", op.kind)
-			return attempt{full: true}, nil
+			s.seldomFull.Do(func() { s.log.Warn("etcd's database is full: nothing new can be stored until room has been made") })
+			op.doubt = op.doubt || doubt
+			return settled{}, seeing{}, errFull
 		}
+		doubt = doubt || class == ambiguous
 		if err := s.pause(ctx, wait, err, doubt); err != nil {
-			return attempt{}, err
+			return settled{}, seeing{}, err
 		}
 	}
 }
 
 // afterFull answers from a read once etcd has said that it is full: its own write
-// if that was applied, whatever needs no write, or STORE_FULL.
+// if that was applied, whatever needs no write, or STORE_FULL. A try from before,
+// whose fate is not known, may still arrive: then nothing is established.
 func (s *Store) afterFull(ctx context.Context, op *operation) (outcome, error) {
-	read := &operation{
-		kind: op.kind, key: op.key, sent: op.sent,
+	return s.settle(ctx, &operation{
+		kind: op.kind, key: op.key, sent: op.sent, before: op.before,
 		decide: func(there found, v *claim.View, now claim.Instant) ([]put, error) {
 			puts, err := op.decide(there, v, now)
-			if err == nil && puts != nil {
-				err = &claim.Error{Reason: claim.StoreFull, Message: "etcd's database is full: nothing new can be stored until room has been made", RetryAfter: 5 * time.Second}
+			switch {
+			case err != nil || puts == nil:
+				return nil, err
+			case op.doubt:
+				return nil, claim.Unavailable(inDoubt, errFull)
 			}
-			return nil, err
+			return nil, &claim.Error{Reason: claim.StoreFull, Message: "etcd's database is full: nothing new can be stored until room has been made", RetryAfter: 5 * time.Second}
 		},
-	}
-	return s.settle(ctx, read)
+	})
 }
 
 // owns reports whether what was found is what this operation sent.
-func (op *operation) owns(there *found) bool {
+func (op *operation) owns(there found) bool {
+	absent := there.revision == 0
 	for _, p := range op.sent {
-		absent := there.revision == 0
 		if p.remove && absent || !p.remove && !absent && p.value == string(there.value) {
 			return true
 		}
@@ -196,15 +227,25 @@ func (op *operation) owns(there *found) bool {
 	return false
 }
 
+// inDoubt is what a caller is told whose write may have been applied.
+const inDoubt = "whether this was stored could not be established: send the same call again, with the same request id or token"
+
 // pause waits before another try. It returns the error to give up with, if the
-// failure is final or ctx ends.
+// failure is final or ctx ends; doubt tells that an earlier try may yet arrive.
 func (s *Store) pause(ctx context.Context, wait *backoff.ExponentialBackOff, cause error, doubt bool) error {
+	message := "etcd does not answer: send the same call again"
+	if doubt {
+		message = inDoubt
+	}
 	if told, ok := errors.AsType[*claim.Error](cause); ok {
 		return told
 	}
-	if classOf(cause) == refused {
-		s.log.Error("etcd refuses", "error", cause)
-		return &claim.Error{Reason: claim.StoreUnavailable, Message: "etcd refuses what this node asks: an operator must look at its log", Err: cause}
+	if classOf(cause) == denied {
+		s.log.Error("etcd refuses what this node asks", "error", cause)
+		if !doubt {
+			message = "etcd refuses what this node asks: an operator must look at its log"
+		}
+		return claim.Unavailable(message, cause)
 	}
 	select {
 	case <-ctx.Done():
@@ -213,26 +254,18 @@ func (s *Store) pause(ctx context.Context, wait *backoff.ExponentialBackOff, cau
 			return nil
 		}
 	}
-	message := "etcd does not answer: send the same call again"
-	if doubt {
-		message = "whether this was stored could not be established: send the same call again, with the same request id or token"
-	}
-	return unavailable(message, cause)
+	return claim.Unavailable(message, cause)
 }
 
-func (s *Store) catchUp(ctx context.Context, used claim.View, see seeing) error {
+func (s *Store) catchUp(ctx context.Context, used *claim.View, see seeing) error {
 	cause := "tick"
 	if see.saw.Guard != used.Guard {
 		cause = "guard"
 	}
 	s.cfg.Observe.Refused(cause)
-	return s.cfg.View.CatchUp(ctx, used, see.saw)
+	return s.cfg.View.CatchUp(ctx, *used, see.saw)
 }
 
 func (s *Store) observe(kind, outcome string, began time.Time) {
 	s.cfg.Observe.Call(kind, outcome, time.Since(began))
-}
-
-func unavailable(message string, cause error) error {
-	return &claim.Error{Reason: claim.StoreUnavailable, Message: message, RetryAfter: time.Second, Err: cause}
 }

@@ -9,6 +9,7 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/time/rate"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
@@ -77,12 +78,40 @@ type Store struct {
 	pace    *lru.Cache[string, *pace]
 	flights flights
 
-	// work is what goes on without its caller.
-	work    sync.WaitGroup
-	closing context.Context
-	abandon context.CancelFunc
-	mu      sync.Mutex // guards closed against work
+	// work is what goes on without its caller; reads are what it, and all others,
+	// share. Work is no longer taken on once Close has begun, reads once it is done.
+	work, reads crew
+	closing     context.Context
+	abandon     context.CancelFunc
+
+	// What would be said with every call is said seldom; metrics count each.
+	seldomFull, seldomUndated rate.Sometimes
+}
+
+// crew is a group of goroutines that ends for good.
+type crew struct {
+	mu      sync.Mutex
 	closed  bool
+	running sync.WaitGroup
+}
+
+// start runs f; DRAINING once the crew is closed.
+func (c *crew) start(f func()) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return &claim.Error{Reason: claim.Draining, Message: "this node is going away: send the same call to another", RetryAfter: time.Second}
+	}
+	c.running.Go(f)
+	return nil
+}
+
+// close takes nothing on any more and waits for what runs.
+func (c *crew) close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.running.Wait()
 }
 
 var _ claim.Store = (*Store)(nil)
@@ -90,8 +119,8 @@ var _ claim.Store = (*Store)(nil)
 // remembered is a claim as it was written, good for one generation of the view.
 type remembered struct {
 	generation uint64
-	record     *claim.Record
-	value      []byte
+	id         claim.ID
+	there      found
 }
 
 // metMark is when this node first met a held mark.
@@ -115,7 +144,10 @@ func New(cfg Config) *Store {
 		start := time.Now()
 		cfg.Monotonic = func() time.Duration { return time.Since(start) }
 	}
-	s := &Store{cfg: cfg, log: cfg.Log}
+	s := &Store{
+		cfg: cfg, log: cfg.Log,
+		seldomFull: rate.Sometimes{Interval: 10 * time.Second}, seldomUndated: rate.Sometimes{Interval: 10 * time.Second},
+	}
 	s.closing, s.abandon = context.WithCancel(context.Background())
 	s.claims = mustLRU[remembered](rememberedClaims)
 	s.known = mustLRU[struct{}](rememberedClaims)
@@ -136,11 +168,12 @@ func mustLRU[V any](size int) *lru.Cache[string, V] {
 // Close waits for accepted finishes and forgets; when ctx ends, they are abandoned
 // and their callers must repeat them.
 func (s *Store) Close(ctx context.Context) error {
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
 	done := make(chan struct{})
-	go func() { s.work.Wait(); close(done) }()
+	go func() {
+		s.work.close()
+		s.reads.close()
+		close(done)
+	}()
 	select {
 	case <-done:
 		s.abandon()
@@ -152,17 +185,6 @@ func (s *Store) Close(ctx context.Context) error {
 	}
 }
 
-// start runs what Close waits for; DRAINING once Close has begun.
-func (s *Store) start(f func()) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return &claim.Error{Reason: claim.Draining, Message: "this node is going away: send the same call to another", RetryAfter: time.Second}
-	}
-	s.work.Go(f)
-	return nil
-}
-
 // detach carries on though ctx ends, for at most this long, and answers the caller
 // if it is still there.
 func detach[T any](ctx context.Context, s *Store, within time.Duration, f func(context.Context) (T, error)) (T, error) {
@@ -172,7 +194,7 @@ func detach[T any](ctx context.Context, s *Store, within time.Duration, f func(c
 		err   error
 	}
 	done := make(chan result, 1)
-	err := s.start(func() {
+	err := s.work.start(func() {
 		work, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 		defer cancel()
 		stop := context.AfterFunc(s.closing, cancel)
@@ -187,7 +209,7 @@ func detach[T any](ctx context.Context, s *Store, within time.Duration, f func(c
 	case r := <-done:
 		return r.value, r.err
 	case <-ctx.Done():
-		return zero, unavailable("the call ended before its answer; it was accepted and goes on: send the same call again", ctx.Err())
+		return zero, claim.Unavailable("the call ended before its answer; it was accepted and goes on: send the same call again", ctx.Err())
 	}
 }
 
@@ -199,16 +221,23 @@ type concluded struct {
 	outcome
 	// record is as it was written, or as it is; nil: none.
 	record *claim.Record
-	// given is the record that was written by this very operation.
-	written bool
 }
 
-// onRecord settles an operation on one record. guess is what the record is taken to
-// be before it is read; &found{} takes it to be absent.
-func (s *Store) onRecord(ctx context.Context, kind, namespace, key string, id claim.ID, guess *found, slotEpoch bool, decide judge) (concluded, error) {
+// guess is what a record is taken to be before it is read: absent, or as this node
+// wrote it in a generation of its view. A nil guess is read first.
+type guess struct {
+	there      found
+	generation uint64
+}
+
+// onRecord settles an operation on one record.
+func (s *Store) onRecord(ctx context.Context, kind, namespace, key string, id claim.ID, taken *guess, slotEpoch bool, decide judge) (concluded, error) {
 	name := layout.NameOf(namespace, key)
 	var last *claim.Record
-	op := &operation{kind: kind, key: name.Key, guess: guess}
+	op := &operation{kind: kind, key: name.Key}
+	if taken != nil {
+		op.guess, op.generation = &taken.there, taken.generation
+	}
 	op.decide = func(there found, v *claim.View, now claim.Instant) ([]put, error) {
 		m, err := s.moment(v, now, namespace, id)
 		if err != nil {
@@ -240,7 +269,7 @@ func (s *Store) onRecord(ctx context.Context, kind, namespace, key string, id cl
 	if last != nil || end.written {
 		s.known.Add(name.Key, struct{}{})
 	}
-	out := concluded{outcome: end, record: last, written: end.written}
+	out := concluded{outcome: end, record: last}
 	if end.written {
 		if out.record, err = s.decode(end.there, namespace, key); err != nil {
 			return out, err
@@ -259,7 +288,9 @@ func (s *Store) decode(there found, namespace, key string) (*claim.Record, error
 	}
 	if rec.Undated() {
 		s.cfg.Observe.Undated()
-		s.log.Error("a record lacks a deadline and is held until it is resolved", "namespace", namespace, "state", rec.State.String())
+		s.seldomUndated.Do(func() {
+			s.log.Error("a record lacks a deadline and is held until it is resolved", "namespace", namespace, "state", rec.State.String())
+		})
 	}
 	return rec, nil
 }
@@ -279,23 +310,16 @@ func (s *Store) moment(v *claim.View, now claim.Instant, namespace string, id cl
 // conditional write.
 func (s *Store) remember(name layout.Name, c concluded) {
 	if c.view.Generation != 0 {
-		s.claims.Add(name.Key, remembered{c.view.Generation, c.record, c.there.value})
+		s.claims.Add(name.Key, remembered{c.view.Generation, c.record.ClaimID, c.there})
 	}
 }
 
-// recall returns a claim that this node gave, as a guess; nil if it is void. Void
-// are all claims once the node was away or listed anew: a revision of before may
-// be another claim's by now, if etcd was restored in between.
-func (s *Store) recall(name layout.Name, id claim.ID) *found {
-	got, ok := s.claims.Get(name.Key)
-	if !ok {
-		return nil
+// recall returns a claim that this node gave, as a guess; nil if it remembers none.
+func (s *Store) recall(name layout.Name, id claim.ID) *guess {
+	if got, ok := s.claims.Get(name.Key); ok && got.id == id {
+		return &guess{got.there, got.generation}
 	}
-	v, err := s.cfg.View.View()
-	if err != nil || got.generation != v.Generation || got.record.ClaimID != id {
-		return nil
-	}
-	return &found{value: got.value, revision: got.record.Revision}
+	return nil
 }
 
 // pace is how long a namespace's work usually takes, as a moving average.

@@ -45,11 +45,10 @@ type member struct {
 	puts     []put
 }
 
-// settled is what became of a member: written at revision, or what is there.
+// settled is what became of a member: it was written, or there is something else.
 type settled struct {
-	written  bool
-	revision int64
-	there    found
+	written bool
+	there   found
 }
 
 // seeing is what a transaction saw of the guard and the tick, and whether it was
@@ -71,10 +70,7 @@ func guarded(v *claim.View) []clientv3.Cmp {
 }
 
 func (m member) op() clientv3.Op {
-	still := clientv3.Compare(clientv3.ModRevision(m.key), "=", m.revision)
-	if m.revision == 0 {
-		still = clientv3.Compare(clientv3.Version(m.key), "=", 0)
-	}
+	still := clientv3.Compare(clientv3.ModRevision(m.key), "=", m.revision) // an absent key has 0
 	var then []clientv3.Op
 	for _, p := range m.puts {
 		then = append(then, p.op())
@@ -113,7 +109,7 @@ func (s *Store) write(ctx context.Context, v *claim.View, members []member) ([]s
 	for i := range members {
 		nested := resp.Responses[i].GetResponseTxn()
 		if nested.GetSucceeded() {
-			out[i] = settled{written: true, revision: resp.Header.Revision}
+			out[i] = settled{written: true}
 			continue
 		}
 		out[i] = settled{there: firstOf(nested.GetResponses()[0].GetResponseRange().GetKvs())}

@@ -5,7 +5,6 @@ import (
 	"math"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -225,40 +224,6 @@ func DecodePolicy(value []byte, revision int64) (policy.Namespace, error) {
 
 // narrow keeps a value that eight bits cannot hold one that nobody knows.
 func narrow(n uint32) uint8 { return uint8(min(n, math.MaxUint8)) }
-
-// See adds to what was seen of the guard and the tick what is among these.
-func See(seen claim.Seen, kvs []*mvccpb.KeyValue) (claim.Seen, error) {
-	for _, kv := range kvs {
-		switch string(kv.Key) {
-		case Guard:
-			seen.Guard = kv.ModRevision
-		case Tick:
-			var m storagev1.Tick
-			if err := DecodeMeta(kv.Value, &m); err != nil {
-				return seen, err
-			}
-			seen.Tick = claim.Tick{Time: claim.Instant(m.GetTimeNs()), Version: kv.Version, Revision: kv.ModRevision}
-		}
-	}
-	return seen, nil
-}
-
-// EncodeMeta returns the bytes of a value under /m/.
-func EncodeMeta(m proto.Message) (string, error) {
-	b, err := deterministic.Marshal(m)
-	if err != nil {
-		return "", fmt.Errorf("encode %s: %w", m.ProtoReflect().Descriptor().Name(), err)
-	}
-	return string(b), nil
-}
-
-// DecodeMeta reads a value under /m/ into m.
-func DecodeMeta(value []byte, m proto.Message) error {
-	if err := proto.Unmarshal(value, m); err != nil {
-		return fmt.Errorf("decode %s: %w", m.ProtoReflect().Descriptor().Name(), err)
-	}
-	return nil
-}
 
 func idBytes(id claim.ID) []byte {
 	if id == (claim.ID{}) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
 
 	storagev1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/storage/v1"
@@ -286,17 +287,39 @@ func TestUnreadablePolicies(t *testing.T) {
 	}
 }
 
-func TestMetaComesBackAsItWas(t *testing.T) {
-	value, err := layout.EncodeMeta(&storagev1.Tick{TimeNs: 77})
+func TestMetaRoundTrips(t *testing.T) {
+	value, err := layout.EncodeTick(77)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var tick storagev1.Tick
-	if err := layout.DecodeMeta([]byte(value), &tick); err != nil || tick.GetTimeNs() != 77 {
-		t.Errorf("%v, %v", tick.GetTimeNs(), err)
+	seen, err := layout.See(claim.Seen{}, []*mvccpb.KeyValue{
+		{Key: []byte(layout.Tick), Value: []byte(value), Version: 3, ModRevision: 9},
+		{Key: []byte(layout.Guard), ModRevision: 4},
+	})
+	if want := (claim.Seen{Guard: 4, Tick: claim.Tick{Time: 77, Version: 3, Revision: 9}}); err != nil || seen != want {
+		t.Errorf("seen %+v, %v", seen, err)
 	}
-	if err := layout.DecodeMeta([]byte("\xff"), &tick); err == nil || !strings.Contains(err.Error(), "Tick") {
-		t.Errorf("garbage: %v", err)
+	if _, err := layout.See(claim.Seen{}, []*mvccpb.KeyValue{{Key: []byte(layout.Tick), Value: []byte("\xff")}}); err == nil || !strings.Contains(err.Error(), "Tick") {
+		t.Errorf("a damaged tick: %v", err)
+	}
+	id := claim.NewID()
+	epoch, err := layout.EncodeEpoch(id, 1<<40)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, base, err := layout.DecodeEpoch([]byte(epoch)); err != nil || got != id || base != 1<<40 {
+		t.Errorf("epoch %x, %d, %v", got, base, err)
+	}
+	if _, _, err := layout.DecodeEpoch(nil); err == nil {
+		t.Error("an epoch without an id was read")
+	}
+	node := layout.Node{ID: "n", Version: "v", GRPCAddr: "a:1", StartedAt: time.Unix(1, 2).UTC()}
+	registered, err := layout.EncodeNode(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := layout.DecodeNode([]byte(registered)); err != nil || got != node {
+		t.Errorf("node %+v, %v", got, err)
 	}
 }
 

@@ -5,7 +5,7 @@
 //
 //   - A View is consistent: all that one revision changed is in it, or nothing of
 //     it. One watch covers both prefixes, because two could be apart.
-//   - The revision of a View never falls, unless etcd itself went back; then
+//   - What is applied never falls behind what was, unless etcd itself went back; then
 //     everything is listed anew and nothing remembered is believed.
 //   - Silence is noticed: once a second the tick and the guard are read
 //     linearizably, and a watch that does not reach what was read is replaced by a

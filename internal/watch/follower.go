@@ -131,7 +131,7 @@ func (f *Follower) listAndWatch(ctx context.Context) error {
 	// One range covers /m/ and /p/: what one revision changed comes in one piece.
 	watch := f.cfg.WatchClient.Watch(watching, layout.Meta,
 		clientv3.WithRange(clientv3.GetPrefixRangeEnd(layout.Policies)),
-		clientv3.WithRev(revision+1), clientv3.WithProgressNotify())
+		clientv3.WithRev(revision+1))
 	for {
 		select {
 		case <-ctx.Done():
@@ -144,9 +144,6 @@ func (f *Follower) listAndWatch(ctx context.Context) error {
 			}
 			if err := resp.Err(); err != nil {
 				return fmt.Errorf("watch: %w", err)
-			}
-			if resp.IsProgressNotify() {
-				continue
 			}
 			f.apply(resp.Events)
 		}
@@ -226,6 +223,7 @@ func (f *Follower) publish(next *state, listed bool) {
 	}
 	if listed {
 		f.lists++
+		f.goal = 0 // a list answers every goal
 	}
 	f.state = next
 	f.signal()
@@ -266,7 +264,7 @@ func (f *Follower) probeOnce(ctx context.Context) {
 		f.lastErr = err
 		return
 	}
-	f.answered, f.probed = sent, true
+	f.answered, f.probed, f.lastErr = sent, true, nil
 	f.signal()
 	if before == nil {
 		return

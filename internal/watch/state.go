@@ -5,11 +5,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
-	storagev1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/storage/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
 	"github.com/dualcheck/dualcheck/internal/policy"
@@ -17,8 +15,7 @@ import (
 
 // Node is a registered server.
 type Node struct {
-	ID, Version, GRPCAddr string
-	StartedAt             time.Time
+	layout.Node
 	// Ticks: it is the node that others leave the tick to.
 	Ticks bool
 	// registered orders nodes; the first one ticks.
@@ -102,24 +99,25 @@ func (s *state) put(key string, kv *mvccpb.KeyValue) error {
 		}
 		s.guard, s.tick = seen.Guard, seen.Tick
 	case key == layout.Epoch:
-		var m storagev1.Epoch
-		if err := layout.DecodeMeta(kv.Value, &m); err != nil {
+		id, fenceBase, err := layout.DecodeEpoch(kv.Value)
+		if err != nil {
 			return err
 		}
-		copy(s.epoch[:], m.GetId())
-		s.fenceBase = m.GetFenceBase()
+		s.epoch, s.fenceBase = id, fenceBase
 	case key == layout.Secret:
-		var m storagev1.Secret
-		if err := layout.DecodeMeta(kv.Value, &m); err != nil {
+		secret, err := layout.DecodeSecret(kv.Value)
+		if err != nil {
 			return err
 		}
-		s.secret = m.GetKey()
+		s.secret = secret
 	case strings.HasPrefix(key, layout.Nodes):
-		var m storagev1.Node
-		if err := layout.DecodeMeta(kv.Value, &m); err != nil {
-			return err
+		n, err := layout.DecodeNode(kv.Value)
+		if err != nil {
+			// It governs nothing: a registration that cannot be read is one that is not there.
+			delete(s.nodes, key)
+			return nil //nolint:nilerr // see above
 		}
-		s.nodes[key] = Node{ID: m.GetId(), Version: m.GetVersion(), GRPCAddr: m.GetGrpcAddr(), StartedAt: time.Unix(0, m.GetStartedWallNs()), registered: kv.CreateRevision}
+		s.nodes[key] = Node{Node: n, registered: kv.CreateRevision}
 	case strings.HasPrefix(key, layout.Policies):
 		ns, err := layout.DecodePolicy(kv.Value, kv.ModRevision)
 		if err != nil {
@@ -136,7 +134,7 @@ func (s *state) check() error {
 		return &claim.Error{Reason: claim.RecordUnreadable, Message: "what governs this cluster cannot be read by this version: upgrade this node", Err: fmt.Errorf("%s: %w", key, err)}
 	}
 	if s.guard == 0 || s.tick.Version == 0 || s.epoch == (claim.ID{}) || len(s.secret) == 0 {
-		return unavailable("this etcd holds no dualcheck cluster yet, or only part of one", nil)
+		return claim.Unavailable("this etcd holds no dualcheck cluster yet, or only part of one", nil)
 	}
 	return nil
 }
@@ -153,8 +151,4 @@ func (s *state) sortedNodes() []Node {
 // namespaces returns the declared namespaces by name.
 func (s *state) namespaces() []policy.Namespace {
 	return slices.SortedFunc(maps.Values(s.declared), func(a, b policy.Namespace) int { return strings.Compare(a.Name, b.Name) })
-}
-
-func unavailable(message string, err error) error {
-	return &claim.Error{Reason: claim.StoreUnavailable, Message: message, RetryAfter: time.Second, Err: err}
 }

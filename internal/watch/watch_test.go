@@ -21,11 +21,11 @@ import (
 
 func put(t *testing.T, key string, m proto.Message, version, revision int64) *mvccpb.Event {
 	t.Helper()
-	value, err := layout.EncodeMeta(m)
+	value, err := proto.Marshal(m)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte(key), Value: []byte(value), Version: version, CreateRevision: revision, ModRevision: revision}}
+	return &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte(key), Value: value, Version: version, CreateRevision: revision, ModRevision: revision}}
 }
 
 func policyValue(t *testing.T, name string, attempts int32) string {
@@ -42,7 +42,7 @@ func base(t *testing.T) *state {
 	return newState().next(10, []*mvccpb.Event{
 		put(t, layout.Guard, &storagev1.Guard{}, 1, 7),
 		put(t, layout.Tick, &storagev1.Tick{TimeNs: 5}, 3, 9),
-		put(t, layout.Epoch, &storagev1.Epoch{Id: make([]byte, 15), FenceBase: 0}, 1, 7),
+		put(t, layout.Epoch, &storagev1.Epoch{Id: []byte("0123456789abcdef")}, 1, 7),
 		put(t, layout.Secret, &storagev1.Secret{Key: []byte("s")}, 1, 7),
 	})
 }
@@ -79,7 +79,6 @@ func TestUnreadablePolicyIsNotServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := base(t)
-	copy(s.epoch[:], "epoch")
 	if err := s.check(); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +110,6 @@ func TestGenerationAfterAGap(t *testing.T) {
 	now := time.Duration(0)
 	f := New(Config{Monotonic: func() time.Duration { return now }})
 	s := base(t)
-	copy(s.epoch[:], "epoch")
 	f.publish(s, true)
 	tick := func(version int64) claim.View {
 		f.apply([]*clientv3.Event{put(t, layout.Tick, &storagev1.Tick{TimeNs: version}, version, 10+version)})
