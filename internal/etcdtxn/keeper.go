@@ -2,6 +2,7 @@ package etcdtxn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
@@ -39,14 +41,17 @@ type KeeperConfig struct {
 // Keeper keeps a node registered and the cluster's clock moving. The node that has
 // been registered longest ticks; any other does once it has not seen the tick move
 // for 2 s. Two at once are harmless: each tick is a compare on the one before.
-type Keeper struct{ cfg KeeperConfig }
+type Keeper struct {
+	cfg    KeeperConfig
+	seldom rate.Sometimes
+}
 
 // NewKeeper makes a Keeper; Run makes it keep.
 func NewKeeper(cfg KeeperConfig) *Keeper {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Keeper{cfg}
+	return &Keeper{cfg: cfg, seldom: rate.Sometimes{Interval: time.Minute}}
 }
 
 // Run keeps until ctx ends; then it takes its registration back.
@@ -59,12 +64,15 @@ func (k *Keeper) Run(ctx context.Context) error {
 
 // register keeps the node listed, under a lease that it renews.
 func (k *Keeper) register(ctx context.Context) {
+	lost := rate.Sometimes{Interval: 30 * time.Second}
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 100*time.Millisecond, 5*time.Second
 	for ctx.Err() == nil {
 		began := time.Now()
 		if err := k.registered(ctx); err != nil && ctx.Err() == nil {
-			k.cfg.Log.Warn("the node's registration was lost", "error", err)
+			lost.Do(func() {
+				k.cfg.Log.Warn("this node is not registered, so others do not see it; it tries again", "cause", err)
+			})
 		}
 		if time.Since(began) > wait.MaxInterval {
 			wait.Reset()
@@ -98,13 +106,37 @@ func (k *Keeper) registered(ctx context.Context) error {
 	if _, err := k.cfg.Client.Put(call, layout.NodeOf(k.cfg.Node.ID), value, clientv3.WithLease(lease.ID)); err != nil {
 		return fmt.Errorf("register: %w", err)
 	}
+	k.cfg.Log.Info("registered", "node", k.cfg.Node.ID)
 	renewals, err := k.cfg.Client.KeepAlive(ctx, lease.ID)
 	if err != nil {
 		return fmt.Errorf("keep alive: %w", err)
 	}
 	for range renewals {
+		if err := k.holds(ctx, lease.ID); err != nil {
+			return err
+		}
 	}
-	return fmt.Errorf("the lease ended")
+	return errors.New("the lease ended")
+}
+
+// holds looks whether the registration is still this node's. One that is gone is
+// made again; one of another node of the same name is told, and left to it: which of
+// them has to be renamed is a person's business.
+func (k *Keeper) holds(ctx context.Context, lease clientv3.LeaseID) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	there, err := k.cfg.Client.Get(ctx, layout.NodeOf(k.cfg.Node.ID))
+	switch {
+	case err != nil:
+		return nil //nolint:nilerr // the next renewal looks again
+	case len(there.Kvs) == 0:
+		return errors.New("it was removed")
+	case there.Kvs[0].Lease != int64(lease):
+		k.seldom.Do(func() {
+			k.cfg.Log.Error("another living node has this node's id: ids must be unique, or one is not listed", "node", k.cfg.Node.ID)
+		})
+	}
+	return nil
 }
 
 // tick moves the clock whenever it is this node's turn.

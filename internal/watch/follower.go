@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
@@ -92,6 +93,7 @@ func (f *Follower) Run(ctx context.Context) error {
 func (f *Follower) follow(ctx context.Context) {
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 5*time.Second
+	again := rate.Sometimes{Interval: 10 * time.Second}
 	for ctx.Err() == nil {
 		began := f.cfg.Monotonic()
 		err := f.listAndWatch(ctx)
@@ -101,7 +103,9 @@ func (f *Follower) follow(ctx context.Context) {
 		f.mu.Lock()
 		f.lastErr = err
 		f.mu.Unlock()
-		f.cfg.Log.Warn("what governs this node is listed anew", "cause", err)
+		again.Do(func() {
+			f.cfg.Log.Warn("policies and clock are no longer followed from etcd; they are read anew", "cause", err)
+		})
 		if f.cfg.Monotonic()-began > wait.MaxInterval {
 			wait.Reset()
 		}
