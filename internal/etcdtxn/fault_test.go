@@ -363,7 +363,7 @@ func TestC09HotKeyIsOneReadInFlight(t *testing.T) {
 // Quota: NOSPACE may have been applied; what it was is told from a read. A finished
 // key is still replayed, a new one is STORE_FULL, and all goes on by itself once
 // there is room.
-func TestFullDatabase(t *testing.T) {
+func TestH25FullDatabase(t *testing.T) {
 	t.Parallel()
 	c := etcdtest.Start(t, 1, func(e *embed.Config) { e.QuotaBackendBytes = 4 << 20 })
 	n := startNode(t, c.Client(), options{keeps: true})

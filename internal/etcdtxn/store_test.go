@@ -276,3 +276,20 @@ func TestUndeclaredNamespaceRefused(t *testing.T) {
 	n.put(t, policy.Policy{})
 	want(t, n.begin(t, claim.BeginRequest{}), claim.First)
 }
+
+// H12: a key finished on one node a moment ago is found by a linearizable Get on
+// another, every time.
+func TestH12FinishedElsewhereAMomentAgo(t *testing.T) {
+	t.Parallel()
+	c, n := one(t)
+	other := startNode(t, c.Client(), options{})
+	for i := range 100 {
+		key := fmt.Sprintf("k%d", i)
+		a := n.begin(t, claim.BeginRequest{Key: key})
+		n.complete(t, key, a.Claim.Token, key)
+		f, err := other.Get(within(t, 10*time.Second), "ns", key)
+		if err != nil || f.Record.State != claim.Succeeded || string(f.Record.Result.Body) != key {
+			t.Fatalf("%s: %+v, %v", key, f.Record, err)
+		}
+	}
+}
