@@ -46,6 +46,11 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.Begi
 	answer.Source = claim.SourceEtcd
 	if !c.written {
 		if answer.Claim != nil {
+			now := s.elapsed(c.outcome)
+			if now >= c.record.LeaseUntil {
+				return answer, true, nil // it lapsed on the way: judged as anyone's
+			}
+			answer.Claim = c.record.Grant(0, now)
 			answer.Claim.Token = c.view.Sealer.Seal(req.Namespace, req.Key, answer.Claim.ID)
 		}
 		if s.overdueMark(name, c.record) {
@@ -62,7 +67,7 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.Begi
 		return claim.Answer{}, false, err
 	}
 	s.remember(name, c)
-	grant := c.record.Grant(lease, c.tick)
+	grant := c.record.Grant(lease, s.elapsed(c.outcome))
 	grant.Token = c.view.Sealer.Seal(req.Namespace, req.Key, id)
 	return claim.Answer{
 		Verdict: claim.First, Claim: grant, Now: c.now, Revision: c.record.Revision, Source: claim.SourceEtcd,
@@ -75,14 +80,14 @@ var errTakenAway = errors.New("the claim is no longer this call's")
 // as less than half of its lease is left: nobody must be told of a claim that is
 // about to lapse, and one that nobody was told of must not stay behind.
 func (s *Store) renewed(ctx context.Context, req *claim.BeginRequest, lease time.Duration, c concluded) (concluded, error) {
-	for claim.Renew(c.record, lease, c.tick) != nil {
+	for claim.Renew(c.record, lease, s.elapsed(c.outcome)) != nil {
 		id := c.record.ClaimID
 		next, err := s.onRecord(ctx, "begin", req.Namespace, req.Key, id, &guess{c.there, c.view.Generation}, false,
 			func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
 				if rec.Gone(m.Now) || rec.ClaimID != id || rec.State != claim.Pending {
 					return nil, errTakenAway
 				}
-				return claim.Renew(rec, lease, m.Now), nil
+				return claim.Renew(rec, lease, max(m.Now, s.elapsed(c.outcome))), nil
 			})
 		if err != nil {
 			return concluded{}, err

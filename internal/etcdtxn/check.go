@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
 )
 
@@ -83,7 +84,7 @@ func Check(ctx context.Context, client *clientv3.Client) ([]Member, error) {
 		}
 	}
 	if reached == 0 {
-		return members, fmt.Errorf("no etcd endpoint answers: %s", members[0].Err)
+		return members, claim.Unavailable(fmt.Sprintf("no etcd endpoint answers (%s): is etcd running there?", strings.Join(client.Endpoints(), ", ")), errors.New(members[0].Err))
 	}
 	var ops []clientv3.Op
 	for range leastOps {
@@ -95,7 +96,7 @@ func Check(ctx context.Context, client *clientv3.Client) ([]Member, error) {
 		if errors.Is(rpctypes.Error(err), rpctypes.ErrTooManyOps) {
 			return members, fmt.Errorf("etcd allows fewer than %d operations a transaction: raise its --max-txn-ops (128 is its default)", leastOps)
 		}
-		return members, fmt.Errorf("etcd answers its status but no linearizable read, so it has no leader or no quorum: %w", err)
+		return members, claim.Unavailable("etcd answers its status but no linearizable read: it has no leader or no quorum, or is about to have another", err)
 	}
 	return members, nil
 }

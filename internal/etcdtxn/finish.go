@@ -64,7 +64,7 @@ func (s *Store) Extend(ctx context.Context, req *claim.ExtendRequest) (*claim.Gr
 	} else {
 		lease = 0 // the deadline is later than was asked for: tell what is left
 	}
-	grant := c.record.Grant(lease, c.tick)
+	grant := c.record.Grant(lease, s.elapsed(c.outcome))
 	grant.Token = req.Token
 	return grant, nil
 }

@@ -58,7 +58,11 @@ func (s *Store) fly(key string, f *flight) {
 	for f != nil {
 		var got []found
 		began := time.Now()
-		if got, f.see, f.err = s.read(context.Background(), []string{key}); f.err == nil {
+		got, f.err = unpanicked(func() (got []found, err error) {
+			got, f.see, err = s.read(context.Background(), []string{key})
+			return got, err
+		})
+		if f.err == nil {
 			f.got = got[0]
 			s.observe("read", "ok", began)
 		} else {

@@ -371,3 +371,78 @@ func raiseNoSpace(t *testing.T, n *node) {
 		t.Fatal(err)
 	}
 }
+
+// The process is stopped between its claim's commit and its answer, for longer than
+// the lease, and another takes over: on waking it tells of no claim that is not its
+// own any more.
+func TestH33StoppedBetweenCommitAndAnswer(t *testing.T) {
+	t.Parallel()
+	direct, n, p := behindProxy(t)
+	p.HoldAnswers()
+	done := make(chan claim.Answer, 1)
+	go func() { done <- n.begin(t, claim.BeginRequest{Lease: seconds(1), RequestID: "r", Owner: "a"}) }()
+	stored(t, direct, "k", func(r *claim.Record) bool { return r.State == claim.Pending })
+	direct.passes(t, 1600*time.Millisecond)
+	b := direct.begin(t, claim.BeginRequest{Lease: seconds(60), Owner: "b"})
+	want(t, b, claim.First)
+	if err := p.ReleaseAnswers(); err != nil { // within the 2 s that the call has
+		t.Fatal(err)
+	}
+	want(t, <-done, claim.InProgress)
+	direct.complete(t, "k", b.Claim.Token, "done")
+}
+
+// A repeated forced delete meets a namespace that the first one has already ended:
+// claims that were given since are left alone (G1).
+func TestForcedDeleteLeavesWhatCameAfterAnother(t *testing.T) {
+	t.Parallel()
+	c := etcdtest.Start(t, 1)
+	p := &pausing{}
+	n := startNode(t, c.Client(), options{keeps: true})
+	late := startNode(t, c.Client(), options{view: func(v etcdtxn.Viewer) etcdtxn.Viewer { p.Viewer = v; return p }})
+	n.put(t, policy.Policy{})
+	for i := range 20 {
+		n.begin(t, claim.BeginRequest{Key: fmt.Sprintf("k%d", i)})
+	}
+	ctx := within(t, 60*time.Second)
+	// The late one has set the namespace to be deleted, and is stopped on its way
+	// through the records.
+	p.arm(10)
+	lateDone := make(chan error, 1)
+	go func() {
+		_, err := late.DeleteNamespace(ctx, "ns", true)
+		lateDone <- err
+	}()
+	<-p.reached
+	if _, err := n.DeleteNamespace(ctx, "ns", true); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		want(t, n.begin(t, claim.BeginRequest{Key: fmt.Sprintf("k%d", i)}), claim.First)
+	}
+	n.put(t, policy.Policy{MaxAttempts: 3})
+	close(p.letGo)
+	wantReason(t, <-lateDone, claim.PolicyStale)
+	for i := range 20 {
+		want(t, n.begin(t, claim.BeginRequest{Key: fmt.Sprintf("k%d", i)}), claim.InProgress)
+	}
+	if v, err := n.follower.View(); err != nil || v.Policies["ns"].MaxAttempts != 3 {
+		t.Errorf("the new declaration is gone: %+v, %v", v.Policies["ns"], err)
+	}
+}
+
+// One record that cannot be read does not hide the others from a list.
+func TestListPassesOverWhatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	_, n := one(t)
+	n.begin(t, claim.BeginRequest{Key: "good"})
+	if _, err := n.client.Put(within(t, 5*time.Second), layout.NameOf("ns", "bad").Key, "garbage"); err != nil {
+		t.Fatal(err)
+	}
+	got, err := n.List(within(t, 20*time.Second), &claim.ListRequest{Namespace: "ns", Size: 10})
+	if err != nil || len(got.Records) != 1 || got.Records[0].Key != "good" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	_, err = n.Begin(within(t, 5*time.Second), fill(&claim.BeginRequest{Key: "bad"}))
+	wantReason(t, err, claim.RecordUnreadable)
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,6 +21,9 @@ const (
 	// as many for as long as they are nearly empty, so that neither a namespace of a
 	// few records takes long nor one of many fills the memory.
 	slotsARead = 64
+	// recordsARead is how many records of one slot are read at once: each may have a
+	// result of 1 MiB.
+	recordsARead = 32
 	// listBudget is how many keys one page may look at, so that a page of a rare
 	// state is short rather than late.
 	listBudget = 5000
@@ -41,7 +45,7 @@ func (s *Store) List(ctx context.Context, req *claim.ListRequest) (claim.Page, e
 	}
 	var page claim.Page
 	seen := 0
-	next, err := s.scan(ctx, req.Namespace, at, req.Size, func(rec *claim.Record, now claim.Instant) bool {
+	next, err := s.scan(ctx, req.Namespace, at, s.passOver, func(rec *claim.Record, now claim.Instant) bool {
 		seen++
 		page.Now = now
 		if rec.Forgotten == nil && !rec.Gone(now) {
@@ -65,10 +69,20 @@ func (s *Store) List(ctx context.Context, req *claim.ListRequest) (claim.Page, e
 	return page, nil
 }
 
+// passOver leaves a record that cannot be read out of a list, so that the rest can be
+// seen; whoever asks for its key is told.
+func (s *Store) passOver(err error) error {
+	s.log.Error("a record is left out of a list", "error", err)
+	return nil
+}
+
+// refuse stops at a record that cannot be read.
+func refuse(err error) error { return err }
+
 // scan hands a namespace's records on, slot by slot from a place, until it is told
 // to stop. It returns the place after the last record; its slot is layout.Slots at
-// the end. limit is how many records a slot is read for at once.
-func (s *Store) scan(ctx context.Context, namespace string, at cursor, limit int, more func(*claim.Record, claim.Instant) bool) (cursor, error) {
+// the end. A record that cannot be read is handed to unreadable, whose error ends it.
+func (s *Store) scan(ctx context.Context, namespace string, at cursor, unreadable func(error) error, more func(*claim.Record, claim.Instant) bool) (cursor, error) {
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 20*time.Millisecond, 500*time.Millisecond
 	for slots := 1; at.slot < layout.Slots; {
@@ -83,7 +97,7 @@ func (s *Store) scan(ctx context.Context, namespace string, at cursor, limit int
 			if slot == at.slot && at.last != "" {
 				from = at.last + "\x00"
 			}
-			ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(prefix)), clientv3.WithLimit(int64(limit))))
+			ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(prefix)), clientv3.WithLimit(recordsARead)))
 		}
 		began := time.Now()
 		answers, see, err := s.flat(ctx, ops)
@@ -108,11 +122,11 @@ func (s *Store) scan(ctx context.Context, namespace string, at cursor, limit int
 			found += len(a.GetResponseRange().GetKvs())
 		}
 		slots = min(2*slots, slotsARead)
-		if found >= limit {
+		if found >= recordsARead {
 			slots = 1
 		}
 		stop := false
-		if at, stop, err = handOn(namespace, at, now, answers, more); err != nil || stop {
+		if at, stop, err = handOn(namespace, at, now, answers, unreadable, more); err != nil || stop {
 			return at, err
 		}
 	}
@@ -120,12 +134,16 @@ func (s *Store) scan(ctx context.Context, namespace string, at cursor, limit int
 }
 
 // handOn gives the records of consecutive slots to more, until it wants no more.
-func handOn(namespace string, at cursor, now claim.Instant, slots []*pb.ResponseOp, more func(*claim.Record, claim.Instant) bool) (next cursor, stop bool, err error) {
+func handOn(namespace string, at cursor, now claim.Instant, slots []*pb.ResponseOp, unreadable func(error) error, more func(*claim.Record, claim.Instant) bool) (next cursor, stop bool, err error) {
 	for _, slot := range slots {
 		for _, kv := range slot.GetResponseRange().GetKvs() {
 			rec, err := layout.DecodeRecord(kv.Value, kv.ModRevision, "", "")
 			if err != nil {
-				return at, true, err
+				if err := unreadable(err); err != nil {
+					return at, true, err
+				}
+				at.last = string(kv.Key)
+				continue
 			}
 			at.last = string(kv.Key)
 			if rec.Namespace == namespace && !more(rec, now) {
@@ -158,9 +176,11 @@ func parsePage(namespace, token string) (cursor, error) {
 	if !ok || len(digits) != 3 || strings.Trim(hash, "0123456789abcdef") != "" || len(hash) > 32 {
 		return cursor{}, bad
 	}
-	if _, err := fmt.Sscanf(digits, "%03x", &c.slot); err != nil || c.slot < 0 || c.slot >= layout.Slots {
+	slot, err := strconv.ParseUint(digits, 16, 12)
+	if err != nil {
 		return cursor{}, bad
 	}
+	c.slot = int(slot)
 	if hash != "" {
 		c.last = layout.RecordsOf(c.slot, namespace) + hash
 	}

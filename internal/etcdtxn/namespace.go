@@ -19,7 +19,6 @@ const (
 	fenceStep = 1 << 40
 	// deleteWithin bounds one forced delete; repeated, it goes on.
 	deleteWithin = 10 * time.Minute
-	scanPage     = 100
 	// emptyAtOnce bounds the keys that a forced delete holds in memory.
 	emptyAtOnce = 1000
 )
@@ -74,6 +73,9 @@ func (s *Store) DeleteNamespace(ctx context.Context, name string, force bool) (i
 			if there == nil {
 				return nil, nil, undeclared(name)
 			}
+			if force && !there.Deleting {
+				return nil, nil, endedElsewhere(name)
+			}
 			if !force {
 				// Judged on what is there before this transaction: a claim given in
 				// between keeps its record, under the default policy.
@@ -107,7 +109,7 @@ func (s *Store) empty(ctx context.Context, name string) (int64, error) {
 	forgotten := int64(0)
 	for at := (cursor{}); at.slot < layout.Slots; {
 		var keys []string
-		at, err = s.scan(ctx, name, at, scanPage, func(rec *claim.Record, now claim.Instant) bool {
+		at, err = s.scan(ctx, name, at, refuse, func(rec *claim.Record, now claim.Instant) bool {
 			if !rec.Gone(now) {
 				keys = append(keys, rec.Key)
 			}
@@ -131,6 +133,9 @@ func (s *Store) empty(ctx context.Context, name string) (int64, error) {
 func (s *Store) forgetHeld(ctx context.Context, namespace, key string) error {
 	_, err := s.onRecord(ctx, "forget", namespace, key, claim.ID{}, nil, true,
 		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
+			if !m.Policy.Held { // and so no claim is safe from this any more
+				return nil, endedElsewhere(namespace)
+			}
 			if rec.Gone(m.Now) {
 				return nil, nil
 			}
@@ -142,7 +147,7 @@ func (s *Store) forgetHeld(ctx context.Context, namespace, key string) error {
 // mustBeEmpty reports NAMESPACE_NOT_EMPTY at the first record that is still known.
 func (s *Store) mustBeEmpty(ctx context.Context, name string) error {
 	empty := true
-	_, err := s.scan(ctx, name, cursor{}, scanPage, func(rec *claim.Record, now claim.Instant) bool {
+	_, err := s.scan(ctx, name, cursor{}, refuse, func(rec *claim.Record, now claim.Instant) bool {
 		empty = rec.Gone(now)
 		return empty
 	})
@@ -211,6 +216,12 @@ func (s *Store) awaitGuard(ctx context.Context) error {
 			return claim.Unavailable("policies change faster than this node may change them", ctx.Err())
 		}
 	}
+}
+
+// endedElsewhere is for a forced delete that finds its namespace no longer held:
+// another one has ended meanwhile, and what is there now is new.
+func endedElsewhere(name string) error {
+	return claim.Errorf(claim.PolicyStale, "another delete of namespace %q has ended meanwhile: what is there now is new, and was left alone", name)
 }
 
 func undeclared(name string) error {

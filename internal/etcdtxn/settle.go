@@ -38,8 +38,10 @@ type outcome struct {
 	view claim.View
 	// now is the node's clock or the tick that etcd answered with, if that is later.
 	now claim.Instant
-	// tick is the time of that tick.
-	tick claim.Instant
+	// tick is the time of that tick, and asked when the question was sent that it
+	// answers, by this process's own clock.
+	tick  claim.Instant
+	asked time.Duration
 	// there is what the key is: as written, if written is set.
 	there   found
 	written bool
@@ -150,7 +152,9 @@ func (s *Store) look(ctx context.Context, op *operation, at *outcome, wait *back
 
 // saw takes over what etcd's answer tells of the clock.
 func (o *outcome) saw(see seeing) {
-	o.tick = max(o.tick, see.saw.Tick.Time)
+	if see.saw.Tick.Time >= o.tick {
+		o.tick, o.asked = see.saw.Tick.Time, see.sent
+	}
 	o.now = max(o.now, o.tick)
 	o.revision = see.revision
 }
@@ -193,6 +197,10 @@ func (s *Store) writeOne(ctx context.Context, op *operation, v *claim.View, ther
 		doubt = doubt || class == ambiguous
 		if err := s.pause(ctx, wait, err, doubt); err != nil {
 			return settled{}, seeing{}, err
+		}
+		if now, err := s.cfg.View.View(); err != nil || now.Generation != v.Generation {
+			// etcd may have gone back meanwhile, and the revision be another claim's.
+			return settled{}, seeing{}, errRefused
 		}
 	}
 }

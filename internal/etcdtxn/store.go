@@ -2,8 +2,10 @@ package etcdtxn
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -23,8 +25,11 @@ const (
 	// rememberedClaims and rememberedMarks bound what a node keeps in memory, as
 	// numbers of records.
 	rememberedClaims = 1 << 16
-	rememberedMarks  = 1 << 12
-	pacedNamespaces  = 1 << 12
+	// rememberedBytes is the largest record that is remembered; the finish of a larger
+	// one reads it.
+	rememberedBytes = 1 << 10
+	rememberedMarks = 1 << 12
+	pacedNamespaces = 1 << 12
 )
 
 // Viewer tells what this node has applied; watch.Follower is one.
@@ -199,7 +204,7 @@ func detach[T any](ctx context.Context, s *Store, within time.Duration, f func(c
 		defer cancel()
 		stop := context.AfterFunc(s.closing, cancel)
 		defer stop()
-		value, err := f(work)
+		value, err := unpanicked(func() (T, error) { return f(work) })
 		done <- result{value, err}
 	})
 	if err != nil {
@@ -211,6 +216,21 @@ func detach[T any](ctx context.Context, s *Store, within time.Duration, f func(c
 	case <-ctx.Done():
 		return zero, claim.Unavailable("the call ended before its answer; it was accepted and goes on: send the same call again", ctx.Err())
 	}
+}
+
+// elapsed is cluster time now, as far as a lease is concerned: the tick that etcd
+// answered with and all the time since it was asked. A process that was stopped in
+// between tells of no lease that is over.
+func (s *Store) elapsed(o outcome) claim.Instant { return o.tick.Add(s.cfg.Monotonic() - o.asked) }
+
+// unpanicked makes an error of a panic, in goroutines that no interceptor guards.
+func unpanicked[T any](f func() (T, error)) (value T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &claim.Error{Reason: claim.Internal, Message: "internal error", Err: fmt.Errorf("panic: %v\n%s", p, debug.Stack())}
+		}
+	}()
+	return f()
 }
 
 // judge decides on a record; nil is none. It returns the record to write, or nil.
@@ -309,7 +329,7 @@ func (s *Store) moment(v *claim.View, now claim.Instant, namespace string, id cl
 // remember keeps a claim that this node has given, so that its finish is one
 // conditional write.
 func (s *Store) remember(name layout.Name, c concluded) {
-	if c.view.Generation != 0 {
+	if c.view.Generation != 0 && len(c.there.value) <= rememberedBytes {
 		s.claims.Add(name.Key, remembered{c.view.Generation, c.record.ClaimID, c.there})
 	}
 }

@@ -56,7 +56,8 @@ type settled struct {
 type seeing struct {
 	admitted bool
 	saw      claim.Seen
-	revision int64 // etcd's, at the transaction
+	revision int64         // etcd's, at the transaction
+	sent     time.Duration // when it was sent, by this process's own clock
 }
 
 // guarded are the compares of every write: the guard that this node has applied,
@@ -88,6 +89,7 @@ func (s *Store) write(ctx context.Context, v *claim.View, members []member) ([]s
 	ops = append(ops, clientv3.OpGet(layout.Tick))
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	sent := s.cfg.Monotonic()
 	resp, err := s.cfg.Client.Txn(ctx).
 		If(guarded(v)...).
 		Then(ops...).
@@ -96,7 +98,7 @@ func (s *Store) write(ctx context.Context, v *claim.View, members []member) ([]s
 	if err != nil {
 		return nil, seeing{}, err
 	}
-	see := seeing{admitted: resp.Succeeded, revision: resp.Header.Revision}
+	see := seeing{admitted: resp.Succeeded, revision: resp.Header.Revision, sent: sent}
 	if !resp.Succeeded {
 		see.saw, err = sawIn(claim.Seen{}, resp.Responses)
 		return nil, see, err
@@ -139,12 +141,12 @@ func (s *Store) read(ctx context.Context, keys []string) ([]found, seeing, error
 func (s *Store) flat(ctx context.Context, ops []clientv3.Op) ([]*pb.ResponseOp, seeing, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	n := len(ops)
+	n, sent := len(ops), s.cfg.Monotonic()
 	resp, err := s.cfg.Client.Txn(ctx).Then(append(ops, clientv3.OpGet(layout.Guard), clientv3.OpGet(layout.Tick))...).Commit()
 	if err != nil {
 		return nil, seeing{}, err
 	}
-	see := seeing{revision: resp.Header.Revision}
+	see := seeing{revision: resp.Header.Revision, sent: sent}
 	if see.saw, err = sawIn(claim.Seen{}, resp.Responses[n:]); err != nil {
 		return nil, see, err
 	}

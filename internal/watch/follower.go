@@ -92,7 +92,7 @@ func (f *Follower) Run(ctx context.Context) error {
 // follow lists and watches, again and again.
 func (f *Follower) follow(ctx context.Context) {
 	wait := backoff.NewExponentialBackOff()
-	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 5*time.Second
+	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 2*time.Second
 	again := rate.Sometimes{Interval: 10 * time.Second}
 	for ctx.Err() == nil {
 		began := f.cfg.Monotonic()
@@ -122,6 +122,8 @@ func (f *Follower) follow(ctx context.Context) {
 var (
 	errAsked  = errors.New("asked for")
 	errClosed = errors.New("the watch was closed")
+	// errNotCreated: etcd answers reads and not the watch.
+	errNotCreated = errors.New("etcd does not answer the watch")
 )
 
 // listAndWatch lists, then follows from the next revision until it cannot.
@@ -131,17 +133,32 @@ func (f *Follower) listAndWatch(ctx context.Context) error {
 		return err
 	}
 	watching, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	// Watch returns once etcd has answered, which it may never do: it is waited for
+	// here, so that the node can live on lists meanwhile.
+	created := make(chan clientv3.WatchChan, 1)
+	var creating sync.WaitGroup
+	creating.Go(func() {
+		// One range covers /m/ and /p/: what one revision changed comes in one piece.
+		created <- f.cfg.WatchClient.Watch(watching, layout.Meta,
+			clientv3.WithRange(clientv3.GetPrefixRangeEnd(layout.Policies)),
+			clientv3.WithRev(revision+1))
+	})
+	defer creating.Wait()
 	defer stop()
-	// One range covers /m/ and /p/: what one revision changed comes in one piece.
-	watch := f.cfg.WatchClient.Watch(watching, layout.Meta,
-		clientv3.WithRange(clientv3.GetPrefixRangeEnd(layout.Policies)),
-		clientv3.WithRev(revision+1))
+	patience := time.NewTimer(behindMost)
+	defer patience.Stop()
+	var watch clientv3.WatchChan
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-f.relist:
 			return errAsked
+		case <-patience.C:
+			if watch == nil {
+				return errNotCreated
+			}
+		case watch = <-created:
 		case resp, ok := <-watch:
 			if !ok {
 				return errClosed

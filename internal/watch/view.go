@@ -83,6 +83,9 @@ func (f *Follower) Ready() error {
 	if silent := now - f.answered; !f.probed || silent > silentMost {
 		return claim.Unavailable(fmt.Sprintf("etcd has not answered for %v", silent.Round(time.Millisecond)), f.lastErr)
 	}
+	if behind := now - f.goalSince; f.goal > f.state.applied && behind > 2*behindMost {
+		return claim.Unavailable(fmt.Sprintf("this node has not followed etcd for %v", behind.Round(time.Millisecond)), f.lastErr)
+	}
 	return nil
 }
 

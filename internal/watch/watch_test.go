@@ -200,3 +200,45 @@ func TestPolicyAndGuardAreSeenTogether(t *testing.T) {
 }
 
 func ns300(s *state) bool { return s.effective["ns"].MaxAttempts == 300 }
+
+// etcd answers reads and never the watch: the node lives on lists, follows within a
+// few seconds, and does not wedge (C68).
+func TestC68WatchThatIsNeverCreated(t *testing.T) {
+	c := etcdtest.Start(t, 1)
+	p := etcdtest.NewProxy(t, c.Endpoint(0))
+	client := c.Client()
+	watching := c.Client(p.Addr())
+	if _, err := watching.Get(context.Background(), "x"); err != nil { // connected
+		t.Fatal(err)
+	}
+	p.SwallowAnswers()
+	f := New(Config{Client: client, WatchClient: watching})
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := f.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	defer running.Wait()
+	defer cancel()
+	for i := range int32(3) {
+		put, err := client.Txn(ctx).Then(clientv3.OpPut(layout.PolicyOf("ns"), policyValue(t, "ns", i+1)), clientv3.OpPut(layout.Guard, "")).Commit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		deadline := time.After(8 * time.Second)
+		for seen := false; !seen; {
+			_, _, changed := f.Tick()
+			if s := f.current(); s != nil && s.applied >= put.Header.Revision {
+				seen = true
+				continue
+			}
+			select {
+			case <-changed:
+			case <-deadline:
+				t.Fatalf("change %d was not seen: %+v", i, f.Status())
+			}
+		}
+	}
+}
