@@ -223,23 +223,11 @@ func TestCompactionUnderLoad(t *testing.T) {
 func TestH17PolicyChangedBetweenDecisionAndCommit(t *testing.T) {
 	t.Parallel()
 	c := etcdtest.Start(t, 1)
-	var mu sync.Mutex
-	var between func()
-	n := startNode(t, c.Client(), options{keeps: true, wall: func() time.Time {
-		mu.Lock()
-		f := between
-		between = nil
-		mu.Unlock()
-		if f != nil {
-			f()
-		}
-		return time.Now()
-	}})
+	var between failpoint
+	n := startNode(t, c.Client(), options{keeps: true, wall: between.wall})
 	other := startNode(t, c.Client(), options{})
 	n.put(t, policy.Policy{DefaultLease: seconds(10)})
-	mu.Lock()
-	between = func() { other.put(t, policy.Policy{DefaultLease: seconds(20), RequireFingerprint: true}) }
-	mu.Unlock()
+	between.arm(func() { other.put(t, policy.Policy{DefaultLease: seconds(20), RequireFingerprint: true}) })
 	_, err := n.Begin(within(t, 20*time.Second), fill(&claim.BeginRequest{}))
 	wantReason(t, err, claim.FingerprintRequired)
 	if n.seen.refusals() == 0 {

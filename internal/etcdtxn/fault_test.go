@@ -248,25 +248,13 @@ func revision(t testing.TB, n *node, key string) int64 {
 func TestC19TakeoverBetweenCheckAndWrite(t *testing.T) {
 	t.Parallel()
 	c := etcdtest.Start(t, 1)
-	var mu sync.Mutex
-	var between func()
-	n := startNode(t, c.Client(), options{keeps: true, wall: func() time.Time {
-		mu.Lock()
-		f := between
-		between = nil
-		mu.Unlock()
-		if f != nil {
-			f()
-		}
-		return time.Now()
-	}})
+	var between failpoint
+	n := startNode(t, c.Client(), options{keeps: true, wall: between.wall})
 	other := startNode(t, c.Client(), options{})
 	a := n.begin(t, claim.BeginRequest{Lease: seconds(1)})
 	other.passes(t, 1600*time.Millisecond)
 	var b claim.Answer
-	mu.Lock()
-	between = func() { b = other.begin(t, claim.BeginRequest{}) }
-	mu.Unlock()
+	between.arm(func() { b = other.begin(t, claim.BeginRequest{}) })
 	_, err := n.Finish(within(t, 20*time.Second), completion("k", a.Claim.Token, "late"))
 	wantReason(t, err, claim.ClaimLost)
 	want(t, b, claim.First)

@@ -288,3 +288,27 @@ func (c *counter) ambiguities() int {
 	defer c.mu.Unlock()
 	return c.settled
 }
+
+// failpoint is a wall clock that runs something once, when it is next looked at:
+// between a decision and its write.
+type failpoint struct {
+	mu sync.Mutex
+	f  func()
+}
+
+func (p *failpoint) arm(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.f = f
+}
+
+func (p *failpoint) wall() time.Time {
+	p.mu.Lock()
+	f := p.f
+	p.f = nil
+	p.mu.Unlock()
+	if f != nil {
+		f()
+	}
+	return time.Now()
+}
