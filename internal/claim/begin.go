@@ -107,7 +107,7 @@ const (
 // been committed in place of rec.
 func Begin(rec *Record, req *BeginRequest, m Moment) (Answer, *Record, error) {
 	if m.Policy.RequireFingerprint && len(req.Fingerprint) == 0 {
-		return Answer{}, nil, invalid(FingerprintRequired, "fingerprint", "namespace %q requires a fingerprint: the SHA-256 of the canonical request", req.Namespace)
+		return Answer{}, nil, invalid(FingerprintRequired, "fingerprint", "namespace %q requires a fingerprint: send the SHA-256 of the canonical request, 32 bytes", req.Namespace)
 	}
 	lease, err := m.Policy.Lease(req.Lease)
 	if err != nil {
@@ -153,7 +153,7 @@ func Begin(rec *Record, req *BeginRequest, m Moment) (Answer, *Record, error) {
 	case Released:
 		return m.next(rec, req, lease, PreviousReleased)
 	}
-	return Answer{}, nil, Errorf(RecordUnreadable, "the record is in state %d, which this version does not know", rec.State)
+	return Answer{}, nil, Errorf(RecordUnreadable, "the record is in state %d, which this version does not know: ask a node of the version that wrote it, or upgrade this one", rec.State)
 }
 
 // differ reports whether both sides are given and not the same.

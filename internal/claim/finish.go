@@ -87,7 +87,7 @@ func Resolve(rec *Record, req *ResolveRequest, m Moment) (answer, write *Record,
 	case rec.State.Finished():
 		return nil, nil, rec.finished(m.Now)
 	case rec.live(m.Now):
-		return nil, nil, &Error{Reason: ClaimLive, Message: "a claim is live: wait until its lease has lapsed", Metadata: rec.standing(m.Now), RetryAfter: max(rec.LeaseUntil.Add(Grace).Sub(m.Now), retryLeast)}
+		return nil, nil, &Error{Reason: ClaimLive, Message: "a claim is live: wait until it is finished or its lease has lapsed", Metadata: rec.standing(m.Now), RetryAfter: max(rec.LeaseUntil.Add(Grace).Sub(m.Now), retryLeast)}
 	case rec.State == Released && !usedUp:
 		return rec.At(m.Now), nil, nil
 	}
@@ -118,7 +118,7 @@ func Forget(rec *Record, req *ForgetRequest, m Moment) (write *Record, opened bo
 	case rec.Gone(m.Now):
 		return nil, false, notFound(req.Namespace)
 	case !req.Force && (rec.live(m.Now) || rec.StateAt(m.Now) == Unknown):
-		return nil, false, &Error{Reason: ClaimLive, Message: "a claim is live or its outcome is not known: forgetting it lets the work run again; force says that this is meant", Metadata: rec.standing(m.Now)}
+		return nil, false, &Error{Reason: ClaimLive, Message: "a claim is live or its outcome is not known, and forgetting it lets the work run again: set force if that is meant, or resolve it", Metadata: rec.standing(m.Now)}
 	}
 	return Mark(rec, false, m), false, nil
 }
@@ -181,15 +181,15 @@ func (r *Record) settled(out outcome, m Moment) *Record {
 }
 
 func notFound(namespace string) *Error {
-	return Errorf(RecordNotFound, "namespace %q knows no such key, or no longer", namespace)
+	return Errorf(RecordNotFound, "namespace %q knows no such key: look whether both are spelt as they were for Begin; if so, the key was forgotten or its time is over, and only a new Begin makes it known", namespace)
 }
 
 func (r *Record) lost(now Instant) *Error {
-	return &Error{Reason: ClaimLost, Message: "this claim is not the key's newest, or was ended: what it did must not count twice", Metadata: r.standing(now)}
+	return &Error{Reason: ClaimLost, Message: "this claim is not the key's newest, or was ended: stop this work, whose effect must not count twice, and ask Get what became of the key", Metadata: r.standing(now)}
 }
 
 func (r *Record) finished(now Instant) *Error {
-	return &Error{Reason: AlreadyFinished, Message: "the key was finished otherwise before; the first finish stands", Metadata: r.standing(now)}
+	return &Error{Reason: AlreadyFinished, Message: "the key was finished otherwise before, and the first finish stands: Get tells what is stored", Metadata: r.standing(now)}
 }
 
 // Known reports RECORD_NOT_FOUND unless there is a record to tell of.

@@ -79,14 +79,14 @@ func (r *Result) validate() error {
 		}
 	}
 	if total > MaxMetadata {
-		return invalid(ResultInvalid, "result.metadata", "metadata has at most %d bytes in all, this has %d", MaxMetadata, total)
+		return invalid(ResultInvalid, "result.metadata", "metadata has at most %d bytes in all, this has %d: leave some out", MaxMetadata, total)
 	}
 	return nil
 }
 
 func (o *Omitted) validate() error {
 	if len(o.Digest) != sha256.Size {
-		return invalid(ResultInvalid, "omitted.digest", "the digest of an omitted result is 32 bytes (SHA-256), not %d", len(o.Digest))
+		return invalid(ResultInvalid, "omitted.digest", "the digest of an omitted result is 32 raw bytes (SHA-256; in JSON the base64 of them), not %d%s", len(o.Digest), looksLike(o.Digest))
 	}
 	if o.Size < 0 {
 		return invalid(ResultInvalid, "omitted.size", "a size is 0 or more, not %d", o.Size)
@@ -109,7 +109,7 @@ func (f *Failure) validate() error {
 		total += len(d.TypeURL) + len(d.Value)
 	}
 	if total > MaxFailureDetails {
-		return invalid(FailureInvalid, "failure.details", "details have at most %d bytes in all, these have %d", MaxFailureDetails, total)
+		return invalid(FailureInvalid, "failure.details", "details have at most %d bytes in all, these have %d: leave some out", MaxFailureDetails, total)
 	}
 	return nil
 }

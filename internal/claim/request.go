@@ -1,6 +1,8 @@
 package claim
 
 import (
+	"encoding/base64"
+	"encoding/hex"
 	"strings"
 	"time"
 	"unicode"
@@ -54,7 +56,7 @@ func (r *BeginRequest) Validate() error {
 		return err
 	}
 	if n := len(r.Fingerprint); n != 0 && n != fingerprintSize {
-		return invalid(FingerprintInvalid, "fingerprint", "a fingerprint is 32 bytes (SHA-256) or none, not %d", n)
+		return invalid(FingerprintInvalid, "fingerprint", "a fingerprint is 32 raw bytes (SHA-256; in JSON the base64 of them), or none, not %d%s", n, looksLike(r.Fingerprint))
 	}
 	if err := validateText(RequestIDInvalid, "request_id", r.RequestID, MaxRequestID); err != nil {
 		return err
@@ -69,6 +71,22 @@ func (r *BeginRequest) Validate() error {
 		return invalid(WaitInvalid, "wait", "wait is 0 to %v, not %v", MaxWait, r.Wait)
 	}
 	return validateLabels(r.Labels)
+}
+
+// looksLike says what was probably sent in place of 32 raw bytes.
+func looksLike(sent []byte) string {
+	switch len(sent) {
+	case hex.EncodedLen(fingerprintSize):
+		if _, err := hex.DecodeString(string(sent)); err == nil {
+			return ": this looks like hexadecimal sent as bytes"
+		}
+	case base64.StdEncoding.DecodedLen(hex.EncodedLen(fingerprintSize)):
+		// 64 hexadecimal digits, read as base64: they come out of it again.
+		if _, err := hex.DecodeString(base64.StdEncoding.EncodeToString(sent)); err == nil {
+			return ": this looks like hexadecimal sent as base64"
+		}
+	}
+	return ""
 }
 
 // FinishRequest ends a claim: Failure, or Omitted, or Result; none of them is an
@@ -135,7 +153,7 @@ func (r *ResolveRequest) Validate() error {
 	switch r.State {
 	case Succeeded:
 		if r.Failure != nil {
-			return invalid(RequestInvalid, "failure", "STATE_SUCCEEDED takes a result, not a failure")
+			return invalid(RequestInvalid, "failure", "STATE_SUCCEEDED takes a result: leave the failure out, or resolve it as STATE_FAILED")
 		}
 		if r.Result != nil {
 			return r.Result.validate()
@@ -143,7 +161,7 @@ func (r *ResolveRequest) Validate() error {
 		return nil
 	case Failed:
 		if r.Result != nil || r.Failure == nil {
-			return invalid(FailureInvalid, "failure", "STATE_FAILED takes a failure and no result")
+			return invalid(FailureInvalid, "failure", "STATE_FAILED takes a failure and no result: say how it failed")
 		}
 		if r.Failure.Class != Terminal && r.Failure.Class != 0 {
 			return invalid(FailureInvalid, "failure.class", "a resolved failure is FAILURE_CLASS_TERMINAL; to free the key resolve it as STATE_RELEASED")
@@ -153,11 +171,11 @@ func (r *ResolveRequest) Validate() error {
 		return f.validate()
 	case Released:
 		if r.Result != nil || r.Failure != nil {
-			return invalid(RequestInvalid, "state", "STATE_RELEASED takes neither a result nor a failure")
+			return invalid(RequestInvalid, "state", "STATE_RELEASED takes neither a result nor a failure: leave them out")
 		}
 		return nil
 	}
-	return invalid(RequestInvalid, "state", "state is STATE_SUCCEEDED, STATE_FAILED or STATE_RELEASED")
+	return invalid(RequestInvalid, "state", "say what became of it: state is STATE_SUCCEEDED, STATE_FAILED or STATE_RELEASED")
 }
 
 // ForgetRequest makes a key as if it had never been.
@@ -215,18 +233,18 @@ func validateKey(s string) error {
 		return bad("a key has at most %d bytes, this has %d: hash what is longer", MaxKey, len(s))
 	}
 	if !utf8.ValidString(s) {
-		return bad("the key is not valid UTF-8")
+		return bad("the key is not valid UTF-8: send text, or the hexadecimal or base64 of bytes")
 	}
 	for i, c := range s {
 		if unicode.In(c, unicode.Cc, unicode.Cf) {
-			return bad("a key has no control or format characters; byte %d is %U", i, c)
+			return bad("a key has no control or format characters, and byte %d is %U: take it out", i, c)
 		}
 	}
 	if strings.TrimSpace(s) != s {
-		return bad("a key has no white space at its ends")
+		return bad("a key has no white space at its ends: trim it, the same way in every call")
 	}
 	if brokenKeys[s] {
-		return bad("%q is what a client sends that has no key", s)
+		return bad("%q is what a client sends that has no key: send the id that the producer gave this piece of work", s)
 	}
 	return nil
 }
@@ -250,7 +268,7 @@ func validateText(reason Reason, field, s string, limit int) error {
 		return invalid(reason, field, "%s has at most %d bytes, this has %d", field, limit, len(s))
 	}
 	if !utf8.ValidString(s) {
-		return invalid(reason, field, "%s is not valid UTF-8", field)
+		return invalid(reason, field, "%s is not valid UTF-8: send text", field)
 	}
 	return nil
 }
@@ -264,7 +282,7 @@ func validateReason(s string) error {
 
 func validateLabels(labels map[string]string) error {
 	if len(labels) > MaxLabels {
-		return invalid(LabelsInvalid, "labels", "at most %d labels, not %d", MaxLabels, len(labels))
+		return invalid(LabelsInvalid, "labels", "a key has at most %d labels, not %d: leave some out", MaxLabels, len(labels))
 	}
 	for name, value := range labels {
 		if name == "" || len(name) > MaxLabelName || !utf8.ValidString(name) {

@@ -1,6 +1,8 @@
 package claim_test
 
 import (
+	"bytes"
+	"encoding/base64"
 	"fmt"
 	"strings"
 	"testing"
@@ -269,4 +271,32 @@ func TestLimitsOfMessages(t *testing.T) {
 	same(t, "bytes of a message", claim.MaxMessage, 16<<20)
 	same(t, "bytes of a result", claim.MaxResult, 1<<20)
 	same(t, "wait", claim.MaxWait, 30*time.Second)
+}
+
+// A fingerprint of the wrong length is told what was probably sent in its place.
+func TestFingerprintsThatWereWrittenWrong(t *testing.T) {
+	digits := strings.Repeat("0aF", 21) + "9"
+	asBase64, err := base64.StdEncoding.DecodeString(digits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		sent []byte
+		says string
+	}{
+		"hexadecimal as base64": {asBase64, "not 48: this looks like hexadecimal sent as base64"},
+		"hexadecimal as bytes":  {[]byte(digits), "not 64: this looks like hexadecimal sent as bytes"},
+		"48 other bytes":        {bytes.Repeat([]byte{0xff}, 48), "or none, not 48"},
+		"64 other bytes":        {bytes.Repeat([]byte{'x'}, 64), "or none, not 64"},
+		"MD5":                   {make([]byte, 16), "32 raw bytes (SHA-256; in JSON the base64 of them), or none, not 16"},
+	} {
+		err := (&claim.BeginRequest{Namespace: "a", Key: "k", Fingerprint: c.sent}).Validate()
+		if claim.ReasonOf(err) != claim.FingerprintInvalid || !strings.HasSuffix(err.Error(), c.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+		err = (&claim.FinishRequest{Namespace: "a", Key: "k", Omitted: &claim.Omitted{Digest: c.sent}}).Validate()
+		if looks := strings.Contains(c.says, "looks like"); looks != strings.Contains(err.Error(), "looks like hexadecimal") {
+			t.Errorf("%s as a digest: %v", name, err)
+		}
+	}
 }

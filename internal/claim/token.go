@@ -32,7 +32,7 @@ func (s Sealer) Seal(namespace, key string, id ID) string {
 func (s Sealer) Open(namespace, key, token string) (ID, error) {
 	var id ID
 	if token == "" {
-		return id, invalid(TokenInvalid, "token", "the token is missing: send the claim.token that Begin gave")
+		return id, invalid(TokenInvalid, "token", "the token is missing: send the claim.token that Begin answered")
 	}
 	if len(token) == base64.RawURLEncoding.EncodedLen(2*len(id)) { // the decoder skips line breaks
 		raw, err := base64.RawURLEncoding.Strict().DecodeString(token)
@@ -43,7 +43,7 @@ func (s Sealer) Open(namespace, key, token string) (ID, error) {
 			}
 		}
 	}
-	return ID{}, invalid(TokenInvalid, "token", "this is no token of this namespace and key")
+	return ID{}, invalid(TokenInvalid, "token", "this is no token of this namespace and key: send the claim.token that Begin answered for this very namespace and key")
 }
 
 func (s Sealer) mac(namespace, key string, id ID) []byte {

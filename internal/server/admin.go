@@ -110,7 +110,7 @@ func (a *admin) GetNamespace(_ context.Context, m *dualcheckv1.GetNamespaceReque
 	}
 	i := sort.Search(len(all), func(i int) bool { return all[i].Name >= m.GetName() })
 	if i == len(all) || all[i].Name != m.GetName() {
-		return nil, claim.Errorf(claim.NamespaceNotFound, "nobody declared namespace %q: it has the default policy", m.GetName())
+		return nil, claim.Errorf(claim.NamespaceNotFound, "nobody declared namespace %q, so it has the default policy: put it to declare it", m.GetName())
 	}
 	n := all[i]
 	return &dualcheckv1.GetNamespaceResponse{Namespace: namespaceMessage(n), Effective: policyMessage(n.Policy.WithDefaults()), Deleting: n.Deleting}, nil
@@ -123,7 +123,7 @@ func (a *admin) ListNamespaces(_ context.Context, m *dualcheckv1.ListNamespacesR
 	}
 	after, err := base64.RawURLEncoding.DecodeString(m.GetPageToken())
 	if err != nil {
-		return nil, refuse(claim.RequestInvalid, "page_token", "this is no next_page_token of a page before")
+		return nil, refuse(claim.RequestInvalid, "page_token", "this is no next_page_token: send that of the page before, or none for the first page")
 	}
 	all, err := a.namespaces.List()
 	if err != nil {
@@ -163,7 +163,7 @@ func (a *admin) ListRecords(ctx context.Context, m *dualcheckv1.ListRecordsReque
 		return nil, err
 	}
 	if _, known := dualcheckv1.State_name[int32(m.GetState())]; !known {
-		return nil, refuse(claim.RequestInvalid, "state", fmt.Sprintf("state %d is not known", m.GetState()))
+		return nil, refuse(claim.RequestInvalid, "state", fmt.Sprintf("state %d is not known: send one of the contract's, or none for all", m.GetState()))
 	}
 	resp := &dualcheckv1.ListRecordsResponse{NextPageToken: m.GetPageToken()}
 	for bytes, asks := 0, 0; asks <= size/listAtOnce && bytes < listBytes && len(resp.Records) < size; asks++ {

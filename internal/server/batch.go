@@ -95,7 +95,7 @@ func (d *dedup) finishMember(ctx context.Context, m *dualcheckv1.FinishRequest) 
 	case *dualcheckv1.FinishRequest_Fail:
 		return d.Fail(ctx, m.GetFail())
 	}
-	return nil, refuse(claim.RequestInvalid, "requests.finish", "a member is a complete or a fail; this is neither")
+	return nil, refuse(claim.RequestInvalid, "requests.finish", "this member is neither: send a complete or a fail")
 }
 
 // memberFault puts a member's error through the table.
@@ -108,10 +108,10 @@ func (d *dedup) memberFault(ctx context.Context, method string, err error) *dual
 // small reports BATCH_TOO_LARGE for a batch over the limits.
 func small(m proto.Message, members int) error {
 	if members > claim.MaxBatch {
-		return refuse(claim.BatchTooLarge, "requests", fmt.Sprintf("a batch has at most %d members, this has %d", claim.MaxBatch, members))
+		return refuse(claim.BatchTooLarge, "requests", fmt.Sprintf("a batch has at most %d members, this has %d: make it smaller", claim.MaxBatch, members))
 	}
 	if n := proto.Size(m); n > claim.MaxBatchBytes {
-		return refuse(claim.BatchTooLarge, "requests", fmt.Sprintf("a batch has at most %d bytes, this has %d", claim.MaxBatchBytes, n))
+		return refuse(claim.BatchTooLarge, "requests", fmt.Sprintf("a batch has at most %s, this has %d bytes: make it smaller", size(claim.MaxBatchBytes), n))
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/claimtest"
 )
 
 func TestBatchBeginAnswersInOrder(t *testing.T) {
@@ -156,7 +157,9 @@ func TestBatchFinish(t *testing.T) {
 // An answer never outgrows a message: what does not fit is asked for again.
 func TestBatchAnswerFits(t *testing.T) {
 	w := start(t)
-	w.store.allow(claim.MaxResult)
+	roomy := claimtest.DefaultPolicy()
+	roomy.MaxResultBytes = claim.MaxResult
+	w.store.PutPolicy("a", roomy)
 	batch := &dualcheckv1.BatchBeginRequest{}
 	for i := range 20 {
 		key := fmt.Sprintf("k%d", i)

@@ -21,7 +21,7 @@ func beginRequest(m *dualcheckv1.BeginRequest, traceID []byte) (*claim.BeginRequ
 		return nil, err
 	}
 	if m.GetWait() != nil && !m.GetWait().IsValid() {
-		return nil, refuse(claim.WaitInvalid, "wait", "wait is not a valid duration")
+		return nil, refuse(claim.WaitInvalid, "wait", "wait is no duration: its seconds and nanos have the same sign, and nanos are less than a second")
 	}
 	req := &claim.BeginRequest{
 		Namespace:   m.GetNamespace(),
@@ -86,7 +86,7 @@ func leaseOf(d *durationpb.Duration) (*time.Duration, error) {
 		return nil, nil
 	}
 	if !d.IsValid() {
-		return nil, refuse(claim.LeaseInvalid, "lease", "lease is not a valid duration")
+		return nil, refuse(claim.LeaseInvalid, "lease", "lease is no duration: its seconds and nanos have the same sign, and nanos are less than a second")
 	}
 	lease := d.AsDuration()
 	return &lease, nil

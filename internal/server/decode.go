@@ -33,7 +33,7 @@ func (c lenientCodec) Unmarshal(data mem.BufferSlice, v any) error {
 		return c.CodecV2.Unmarshal(data, v)
 	}
 	if n := data.Len(); n > claim.MaxMessage {
-		l.err = fmt.Errorf("a message has at most %d bytes, this has %d", claim.MaxMessage, n)
+		l.err = fmt.Errorf("a message has at most %s, this has %d bytes: send less at once, or store a large result elsewhere and send its digest and size (omitted)", size(claim.MaxMessage), n)
 	} else if err := c.CodecV2.Unmarshal(data, l.into); err != nil {
 		l.err = errors.New("the request is not this message: " + tidy(err))
 	}

@@ -100,7 +100,7 @@ func TestBeginCompleteReplay(t *testing.T) {
 			t.Errorf("%s: key until %v", name, until)
 		}
 	}
-	w.store.advance(25 * time.Hour)
+	w.store.Advance(25 * time.Hour)
 	expired, err := w.Begin(ctx, &dualcheckv1.BeginRequest{Namespace: "a", Key: "k", Fingerprint: fingerprint("f")})
 	if err != nil || expired.GetVerdict() != dualcheckv1.Verdict_VERDICT_EXPIRED || expired.GetKeyAction() != dualcheckv1.KeyAction_KEY_ACTION_STOP {
 		t.Fatalf("expired: %v %v", expired, err)

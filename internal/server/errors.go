@@ -87,7 +87,7 @@ func faultOf(caller context.Context, err error) fault {
 		incident := rand.Text()[:12]
 		return fault{codes.Internal, &claim.Error{
 			Reason:   claim.Internal,
-			Message:  "internal error; the server's log says more under this incident",
+			Message:  "internal error: tell an operator this incident, under which the server's log says more",
 			Metadata: map[string]string{"incident": incident},
 			Err:      err,
 		}, incident}

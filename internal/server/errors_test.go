@@ -5,9 +5,11 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"log/slog"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -16,6 +18,7 @@ import (
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/telemetry"
 )
 
 // declaredReasons reads the reasons from their source, so that none can be added
@@ -220,4 +223,23 @@ func violated(s *status.Status) string {
 		return ""
 	}
 	return bad.GetFieldViolations()[0].GetField()
+}
+
+// An outage is one line every few seconds, which tells how many it stands for.
+func TestAnOutageDoesNotFillTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var logs logBuffer
+		c := newCalls(telemetry.NewMetrics(telemetry.Build{}), slog.New(slog.NewTextHandler(&logs, nil)))
+		for range 1000 { // 20 s of 50 calls a second
+			c.report(t.Context(), "/m", faultOf(t.Context(), claim.Unavailable("etcd does not answer", errTest)))
+			<-time.After(20 * time.Millisecond)
+		}
+		lines := strings.Split(strings.TrimSpace(logs.String()), "\n")
+		if most := int(20*time.Second/warnEvery) + 1; len(lines) > most || len(lines) < 3 {
+			t.Errorf("%d lines", len(lines))
+		}
+		if strings.Contains(lines[0], "left_out") || !strings.Contains(lines[1], "left_out=2") || !strings.Contains(lines[1], "level=WARN") {
+			t.Errorf("the count:\n%s\n%s", lines[0], lines[1])
+		}
+	})
 }

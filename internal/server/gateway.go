@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -87,7 +88,7 @@ func (s *Server) outermost(next http.Handler) http.Handler {
 			// The one call that may take longer than the server's write timeout.
 			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(deleteMost + time.Minute))
 		}
-		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		r.Body = &body{ReadCloser: http.MaxBytesReader(w, r.Body, maxBody)}
 		err := s.calls.guard(func() error { next.ServeHTTP(w, r); return nil })
 		if err != nil {
 			writeStatus(w, http.StatusInternalServerError, status.Convert(s.calls.fail(r.Context(), r.URL.Path, err)))
@@ -111,12 +112,28 @@ func (s *Server) gatewayError(ctx context.Context, _ *runtime.ServeMux, _ runtim
 	if !ok {
 		said = status.Convert(s.calls.fail(ctx, r.URL.Path, err))
 	}
-	if whole := complete(said); whole != said {
+	httpStatus := runtime.HTTPStatusFromCode(said.Code())
+	whole := complete(said)
+	if refused := refusedBody(r); refused != nil {
+		whole = faultOf(ctx, refused).status()
+		if _, over := errors.AsType[*http.MaxBytesError](refused); over {
+			httpStatus = http.StatusRequestEntityTooLarge
+		}
+	}
+	if whole != said {
 		said = whole
 		s.cfg.Metrics.Error(reasonOf(said))
 		s.cfg.Log.LogAttrs(ctx, slog.LevelDebug, said.Message(), slog.String(telemetry.FieldMethod, r.URL.Path), slog.String(telemetry.FieldReason, reasonOf(said)))
 	}
-	writeStatus(w, runtime.HTTPStatusFromCode(said.Code()), said)
+	writeStatus(w, httpStatus, said)
+}
+
+// refusedBody is what was wrong with a request's body, if it was read and refused.
+func refusedBody(r *http.Request) error {
+	if b, ok := r.Body.(*body); ok {
+		return b.err
+	}
+	return nil
 }
 
 // routingError answers for a path or a method that is not served.

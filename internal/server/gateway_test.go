@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -70,7 +71,7 @@ func TestGatewayErrors(t *testing.T) {
 		"raw lone surrogate":  {post, "/v1/dedup:begin", "{\"namespace\":\"a\",\"key\":\"\xed\xa0\x80\"}", 400, "REQUEST_INVALID"},
 		"invalid UTF-8":       {post, "/v1/dedup:begin", "{\"namespace\":\"a\",\"key\":\"\xc3\x28\"}", 400, "REQUEST_INVALID"},
 		"invalid UTF-8 label": {post, "/v1/dedup:begin", "{\"namespace\":\"a\",\"key\":\"k\",\"labels\":{\"\xff\":\"\"}}", 400, "REQUEST_INVALID"},
-		"body too large":      {post, "/v1/dedup:begin", `{"key":"` + strings.Repeat("k", maxBody) + `"}`, 400, "REQUEST_INVALID"},
+		"body too large":      {post, "/v1/dedup:begin", `{"key":"` + strings.Repeat("k", maxBody) + `"}`, 413, "REQUEST_INVALID"},
 		"message too large":   {post, "/v1/dedup:begin", `{"key":"` + strings.Repeat("k", claim.MaxMessage+1) + `"}`, 400, "REQUEST_INVALID"},
 		"empty body":          {post, "/v1/dedup:begin", ``, 400, "NAMESPACE_INVALID"},
 		"wrong path":          {post, "/v1/dedup:guess", `{}`, 404, "REQUEST_INVALID"},
@@ -170,6 +171,81 @@ func TestPages(t *testing.T) {
 	} {
 		if code, body := w.get(path); code != 200 || !strings.Contains(body, has) {
 			t.Errorf("%s: %d %.200s", path, code, body)
+		}
+	}
+}
+
+func TestABodyOverTheLimitIsToldSo(t *testing.T) {
+	w := start(t)
+	code, _, body := w.post("/v1/dedup:complete", `{"key":"`+strings.Repeat("k", maxBody)+`"}`)
+	if e := parseError(t, body); code != http.StatusRequestEntityTooLarge || e.reason() != "REQUEST_INVALID" || !strings.Contains(e.Message, "larger than 24 MiB") {
+		t.Errorf("%d %s", code, body)
+	}
+	code, _, body = w.post("/v1/dedup:begin", `{"key":"`+strings.Repeat("k", claim.MaxMessage+1)+`"}`)
+	if e := parseError(t, body); code != http.StatusBadRequest || e.reason() != "REQUEST_INVALID" || !strings.Contains(e.Message, "at most 16 MiB") {
+		t.Errorf("%d %s", code, body)
+	}
+}
+
+// What is refused says what to do, in the words of the contract.
+func TestErrorsOverJSONSayWhatToDo(t *testing.T) {
+	w := start(t)
+	token := w.first("k").GetToken()
+	if code, _, body := w.post("/v1/dedup:complete", `{"namespace":"a","key":"k","token":"`+token+`"}`); code != 200 {
+		t.Fatalf("%d %s", code, body)
+	}
+	free := w.first("free").GetToken()
+	if code, _, body := w.post("/v1/dedup:fail", `{"namespace":"a","key":"free","token":"`+free+`","failure":{"class":"FAILURE_CLASS_RETRYABLE"}}`); code != 200 {
+		t.Fatalf("%d %s", code, body)
+	}
+	for name, c := range map[string]struct{ path, body, reason, says string }{
+		"token":       {"/v1/dedup:complete", `{"namespace":"a","key":"other","token":"` + token + `"}`, "TOKEN_INVALID", "send the claim.token that Begin answered for this very namespace and key"},
+		"no token":    {"/v1/dedup:complete", `{"namespace":"a","key":"k"}`, "TOKEN_INVALID", "send the claim.token that Begin answered"},
+		"finished":    {"/v1/dedup:complete", `{"namespace":"a","key":"k","token":"` + token + `","result":{"code":7}}`, "ALREADY_FINISHED", "Get tells what is stored"},
+		"lost":        {"/v1/dedup:extend", `{"namespace":"a","key":"free","token":"` + free + `"}`, "CLAIM_LOST", "ask Get what became of the key"},
+		"not found":   {"/v1/dedup:get", `{"namespace":"a","key":"none"}`, "RECORD_NOT_FOUND", "only a new Begin makes it known"},
+		"fingerprint": {"/v1/dedup:begin", `{"namespace":"a","key":"f","fingerprint":"` + strings.Repeat("0aF1", 16) + `"}`, "FINGERPRINT_INVALID", "this looks like hexadecimal sent as base64"},
+		"not served":  {"/v1/status:apply", `{}`, "UNIMPLEMENTED", "do without it"},
+	} {
+		_, _, body := w.post(c.path, c.body)
+		if e := parseError(t, body); e.reason() != c.reason || !strings.Contains(e.Message, c.says) {
+			t.Errorf("%s: %s", name, body)
+		}
+	}
+}
+
+// What the OpenAPI document says of itself is right: it holds the contract alone, and
+// the methods that say so are those that are not served.
+func TestOpenAPI(t *testing.T) {
+	w := start(t)
+	_, text := w.get("/openapi.json")
+	var doc struct {
+		Info        struct{ Title, Description, Version string }
+		Paths       map[string]map[string]struct{ Summary, Description string }
+		Definitions map[string]any
+	}
+	if err := json.Unmarshal([]byte(text), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if doc.Info.Title != "dualcheck" || doc.Info.Version != "v1" || !strings.Contains(doc.Info.Description, "Has this piece of work been done") {
+		t.Errorf("info %+v", doc.Info)
+	}
+	for name := range doc.Definitions {
+		if slices.Contains([]string{"Forgotten", "Guard", "Epoch", "Secret", "Tick"}, name) || strings.Contains(name, ".") {
+			t.Errorf("it tells of %s", name)
+		}
+	}
+	if strings.Contains(text, "storage") || strings.Contains(text, `Ns": {`) {
+		t.Error("it tells of what etcd holds")
+	}
+	if len(doc.Paths) != len(methods)-1 { // all but Session
+		t.Errorf("%d paths", len(doc.Paths))
+	}
+	for path, verbs := range doc.Paths {
+		code, _, _ := w.post(path, `{}`)
+		says := strings.Contains(verbs["post"].Summary+verbs["post"].Description, "Not served yet")
+		if says != (code == http.StatusNotImplemented) {
+			t.Errorf("%s: HTTP %d, %q", path, code, verbs["post"].Summary)
 		}
 	}
 }

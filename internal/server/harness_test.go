@@ -26,28 +26,27 @@ import (
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/claimtest"
 	"github.com/dualcheck/dualcheck/internal/policy"
 	"github.com/dualcheck/dualcheck/internal/telemetry"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// memStore is a Store over the pure core: a map, a lock, and a clock that tests
-// may move.
+// memStore is a store in memory whose time passes as the test's does, and further
+// if it is advanced.
 type memStore struct {
-	mu      sync.Mutex
-	records map[key]*claim.Record
-	rev     int64
-	began   time.Time
-	ahead   time.Duration
-	policy  claim.Policy
-	sealer  claim.Sealer
+	*claimtest.Memory
+	mu   sync.Mutex
+	seen time.Time // up to when the time that passed has been told
 	// Hooks run first, if set, and end the call with what they return. Set
 	// them with before and beforeFinish.
 	onBegin  func(context.Context, *claim.BeginRequest) error
 	onFinish func(context.Context, *claim.FinishRequest) error
 	begins   atomic.Int64
 }
+
+func newMemStore() *memStore { return &memStore{Memory: claimtest.NewMemory(), seen: time.Now()} }
 
 // before sets the hook of Begin.
 func (s *memStore) before(begin func(context.Context, *claim.BeginRequest) error) {
@@ -63,32 +62,14 @@ func (s *memStore) beforeFinish(finish func(context.Context, *claim.FinishReques
 	s.onFinish = finish
 }
 
-func newMemStore() *memStore {
-	return &memStore{
-		records: map[key]*claim.Record{},
-		began:   time.Now(),
-		policy:  policy.Namespace{}.Claim(),
-		sealer:  claim.NewSealer([]byte("secret")),
-	}
-}
-
-func (s *memStore) moment() claim.Moment {
-	return claim.Moment{
-		Now: claim.Instant(time.Since(s.began)+s.ahead) + 1, Wall: time.Now(), Policy: s.policy, ClaimID: claim.NewID(), Jitter: 1,
-	}
-}
-
-func (s *memStore) advance(d time.Duration) {
+// current is the store at this moment.
+func (s *memStore) current() *claimtest.Memory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ahead += d
-}
-
-func (s *memStore) write(k key, rec *claim.Record) {
-	s.rev++
-	stored := *rec
-	stored.Revision = s.rev
-	s.records[k] = &stored
+	now := time.Now()
+	s.Advance(now.Sub(s.seen))
+	s.seen = now
+	return s.Memory
 }
 
 func (s *memStore) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answer, error) {
@@ -101,27 +82,7 @@ func (s *memStore) Begin(ctx context.Context, req *claim.BeginRequest) (claim.An
 			return claim.Answer{}, err
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m, k := s.moment(), key{req.Namespace, req.Key}
-	a, write, err := claim.Begin(s.records[k], req, m)
-	if err != nil {
-		return a, err
-	}
-	if write != nil {
-		s.write(k, write)
-		a.Claim = s.records[k].Grant(0, m.Now)
-	}
-	if a.Claim != nil {
-		a.Claim.Token = s.sealer.Seal(req.Namespace, req.Key, a.Claim.ID)
-		a.Revision = s.records[k].Revision
-	}
-	a.Source = claim.SourceEtcd
-	return a, nil
-}
-
-func (s *memStore) found(rec *claim.Record, m claim.Moment) claim.Found {
-	return claim.Found{Record: rec, Now: m.Now, Revision: s.rev, Source: claim.SourceEtcd}
+	return s.current().Begin(ctx, req)
 }
 
 func (s *memStore) Finish(ctx context.Context, req *claim.FinishRequest) (claim.Found, error) {
@@ -133,99 +94,27 @@ func (s *memStore) Finish(ctx context.Context, req *claim.FinishRequest) (claim.
 			return claim.Found{}, err
 		}
 	}
-	id, err := s.sealer.Open(req.Namespace, req.Key, req.Token)
-	if err != nil {
-		return claim.Found{}, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m, k := s.moment(), key{req.Namespace, req.Key}
-	_, write, err := claim.Finish(s.records[k], id, req, m)
-	if err != nil {
-		return claim.Found{}, err
-	}
-	if write != nil {
-		s.write(k, write)
-	}
-	return s.found(s.records[k].At(m.Now), m), nil
+	return s.current().Finish(ctx, req)
 }
 
-func (s *memStore) Extend(_ context.Context, req *claim.ExtendRequest) (*claim.Grant, error) {
-	id, err := s.sealer.Open(req.Namespace, req.Key, req.Token)
-	if err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m, k := s.moment(), key{req.Namespace, req.Key}
-	_, write, err := claim.Extend(s.records[k], id, req, m)
-	if err != nil {
-		return nil, err
-	}
-	if write != nil {
-		s.write(k, write)
-	}
-	g := s.records[k].Grant(0, m.Now)
-	g.Token = req.Token
-	return g, nil
+func (s *memStore) Extend(ctx context.Context, req *claim.ExtendRequest) (*claim.Grant, error) {
+	return s.current().Extend(ctx, req)
 }
 
-func (s *memStore) Get(_ context.Context, namespace, name string) (claim.Found, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m, k := s.moment(), key{namespace, name}
-	if s.records[k].Gone(m.Now) {
-		return claim.Found{}, claim.Errorf(claim.RecordNotFound, "no such key")
-	}
-	return s.found(s.records[k].At(m.Now), m), nil
+func (s *memStore) Get(ctx context.Context, namespace, name string) (claim.Found, error) {
+	return s.current().Get(ctx, namespace, name)
 }
 
-func (s *memStore) Resolve(_ context.Context, req *claim.ResolveRequest) (claim.Found, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m, k := s.moment(), key{req.Namespace, req.Key}
-	_, write, err := claim.Resolve(s.records[k], req, m)
-	if err != nil {
-		return claim.Found{}, err
-	}
-	if write != nil {
-		s.write(k, write)
-	}
-	return s.found(s.records[k].At(m.Now), m), nil
+func (s *memStore) Resolve(ctx context.Context, req *claim.ResolveRequest) (claim.Found, error) {
+	return s.current().Resolve(ctx, req)
 }
 
-func (s *memStore) Forget(_ context.Context, req *claim.ForgetRequest) (int64, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m, k := s.moment(), key{req.Namespace, req.Key}
-	if _, _, err := claim.Forget(s.records[k], req, m); err != nil {
-		return 0, err
-	}
-	delete(s.records, k)
-	s.rev++
-	return s.rev, nil
+func (s *memStore) Forget(ctx context.Context, req *claim.ForgetRequest) (int64, error) {
+	return s.current().Forget(ctx, req)
 }
 
-// List pages by key: the page token is the last key of the page before.
-func (s *memStore) List(_ context.Context, req *claim.ListRequest) (claim.Page, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m := s.moment()
-	var names []string
-	for k, rec := range s.records {
-		if k.namespace == req.Namespace && k.key > req.Page && (req.State == 0 || rec.StateAt(m.Now) == req.State) {
-			names = append(names, k.key)
-		}
-	}
-	slices.Sort(names)
-	page := claim.Page{Now: m.Now}
-	for _, name := range names[:min(req.Size, len(names))] {
-		page.Records = append(page.Records, s.records[key{req.Namespace, name}])
-	}
-	if len(names) > req.Size {
-		page.Next = names[req.Size-1]
-	}
-	return page, nil
+func (s *memStore) List(ctx context.Context, req *claim.ListRequest) (claim.Page, error) {
+	return s.current().List(ctx, req)
 }
 
 // memNamespaces are the declared namespaces of one node.
@@ -489,10 +378,3 @@ func must[T any](v T, err error) T {
 }
 
 var errTest = errors.New("secret of the store")
-
-// allow sets the policy's max_result_bytes.
-func (s *memStore) allow(bytes int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.policy.MaxResultBytes = bytes
-}

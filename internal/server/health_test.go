@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -176,5 +177,43 @@ func TestAFailedListenerEndsServe(t *testing.T) {
 	defer conn.Close()
 	if _, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{}); err == nil {
 		t.Error("the other port still answers")
+	}
+}
+
+func TestTheLogTellsOfAnOutageTwice(t *testing.T) {
+	w := start(t)
+	const ends, returns = "this node is not ready", "this node is ready again"
+	for i := 1; i <= 2; i++ {
+		w.setReady(errors.New("etcd does not answer"))
+		eventually(t, "it says that it is not ready", func() bool { return strings.Count(w.logs.String(), ends) == i })
+		w.setReady(errors.New("etcd still does not answer"))
+		w.setReady(nil)
+		eventually(t, "it says that it is ready again", func() bool { return strings.Count(w.logs.String(), returns) == i })
+	}
+	if log := w.logs.String(); !strings.Contains(log, `error="etcd does not answer"`) || !strings.Contains(log, "after=") {
+		t.Errorf("neither cause nor length:\n%s", log)
+	}
+	w.server.Stop(t.Context(), 2*healthEvery)
+	if log := w.logs.String(); strings.Count(log, ends) != 2 {
+		t.Errorf("a stop is told as an outage:\n%s", log)
+	}
+}
+
+// Before it was ever ready, a node is on its way; that is told elsewhere.
+func TestAStartIsNoOutage(t *testing.T) {
+	var logs logBuffer
+	log := slog.New(slog.NewTextHandler(&logs, nil))
+	var o outage
+	o.tell(log, errTest)
+	o.tell(log, nil)
+	if logs.String() != "" {
+		t.Errorf("it says %s", logs.String())
+	}
+	o.tell(log, errTest)
+	o.tell(log, errTest)
+	o.tell(log, nil)
+	o.tell(log, nil)
+	if n := strings.Count(logs.String(), "\n"); n != 2 {
+		t.Errorf("%d lines: %s", n, logs.String())
 	}
 }

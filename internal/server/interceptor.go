@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -35,12 +36,16 @@ const (
 type calls struct {
 	metrics *telemetry.Metrics
 	log     *slog.Logger
-	// seldom keeps an outage from filling the log.
-	seldom *rate.Limiter
+	// seldom keeps an outage from filling the log; leftOut counts what it kept out.
+	seldom  *rate.Limiter
+	leftOut atomic.Int64
 }
 
+// warnEvery is how often a call that met an outage is told of in the log.
+const warnEvery = 5 * time.Second
+
 func newCalls(metrics *telemetry.Metrics, log *slog.Logger) *calls {
-	return &calls{metrics: metrics, log: log, seldom: rate.NewLimiter(5, 20)}
+	return &calls{metrics: metrics, log: log, seldom: rate.NewLimiter(rate.Every(warnEvery), 1)}
 }
 
 // unary observes a call, keeps its deadline, and turns its error into a status.
@@ -125,7 +130,7 @@ func (c *calls) fail(ctx context.Context, method string, err error) error {
 		}
 		switch s.GRPCStatus().Code() {
 		case codes.Unimplemented:
-			err = claim.Errorf(claim.Unimplemented, "%s is not served by this version", strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
+			err = claim.Errorf(claim.Unimplemented, "%s is not served by this version: do without it, or look for a newer one", strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
 		case codes.Canceled:
 			err = context.Canceled
 		case codes.DeadlineExceeded:
@@ -144,17 +149,23 @@ func (c *calls) fail(ctx context.Context, method string, err error) error {
 // report counts an error and logs it as loudly as it deserves.
 func (c *calls) report(ctx context.Context, method string, f fault) {
 	c.metrics.Error(string(f.Reason))
-	level := slog.LevelDebug
+	level, leftOut := slog.LevelDebug, int64(0)
 	switch {
 	case f.code == codes.Internal:
 		level = slog.LevelError
-	case f.Err != nil && f.code != codes.Canceled && f.code != codes.DeadlineExceeded && c.seldom.Allow():
-		level = slog.LevelWarn
+	case f.Err == nil || f.code == codes.Canceled || f.code == codes.DeadlineExceeded:
+	case c.seldom.Allow():
+		level, leftOut = slog.LevelWarn, c.leftOut.Swap(0)
+	default:
+		c.leftOut.Add(1)
 	}
 	if !c.log.Enabled(ctx, level) {
 		return
 	}
 	fields := append(c.about(ctx, method), slog.String(telemetry.FieldReason, string(f.Reason)), slog.String(telemetry.FieldCode, f.code.String()))
+	if leftOut > 0 {
+		fields = append(fields, slog.Int64(telemetry.FieldLeftOut, leftOut))
+	}
 	if f.incident != "" {
 		fields = append(fields, slog.String(telemetry.FieldIncident, f.incident))
 	}

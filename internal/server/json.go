@@ -78,13 +78,13 @@ func showable(details []*anypb.Any) error {
 	}
 	for _, d := range details {
 		if d.GetTypeUrl() == "" {
-			return bad("a detail names its type")
+			return bad("a detail has no type: set its type_url (in JSON @type)")
 		}
 		if !isKnown(d.GetTypeUrl()) {
 			continue
 		}
 		if _, err := encoder.Marshal(d); err != nil {
-			return bad("a detail is no %s: %s", d.GetTypeUrl(), tidy(err))
+			return bad("a detail is no %s: %s; send the bytes of its type, or another type", d.GetTypeUrl(), tidy(err))
 		}
 	}
 	return nil
@@ -234,21 +234,48 @@ func (codec) Unmarshal(b []byte, v any) error {
 
 func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 	return runtime.DecoderFunc(func(v any) error {
-		b, err := io.ReadAll(r)
-		if err != nil {
-			if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
-				return fmt.Errorf("the body is over %d bytes", tooLarge.Limit)
-			}
-			return fmt.Errorf("the body could not be read: %w", err)
+		err := c.decode(r, v)
+		if b, ok := r.(*body); ok && !errors.Is(err, io.EOF) {
+			b.err = err // the gateway keeps no more than its text
 		}
-		if len(bytes.TrimSpace(b)) == 0 {
-			return io.EOF // an empty message
-		}
-		if err := c.Unmarshal(b, v); err != nil {
-			return errors.New("the body is not this message as JSON: " + tidy(err))
-		}
-		return nil
+		return err
 	})
+}
+
+// body is a request's body, and what was wrong with it.
+type body struct {
+	io.ReadCloser
+	err error
+}
+
+func (c codec) decode(r io.Reader, v any) error {
+	b, err := io.ReadAll(r)
+	if err != nil {
+		if over, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return &claim.Error{Reason: claim.RequestInvalid, Err: over, Message: fmt.Sprintf(
+				"the body is larger than %s, the most that is read: send less at once, or store a large result elsewhere and send its digest and size (omitted)", size(over.Limit))}
+		}
+		return refuse(claim.RequestInvalid, "", fmt.Sprintf("the body could not be read to its end: send the call again (%v)", err))
+	}
+	if len(bytes.TrimSpace(b)) == 0 {
+		return io.EOF // an empty message
+	}
+	m, ok := v.(proto.Message)
+	if !ok {
+		return fmt.Errorf("%T is no message", v)
+	}
+	if err := unmarshalJSON(b, m); err != nil {
+		return explain(b, m, err)
+	}
+	return nil
+}
+
+// size tells bytes as people do.
+func size(bytes int64) string {
+	if bytes%(1<<20) == 0 {
+		return fmt.Sprintf("%d MiB", bytes>>20)
+	}
+	return fmt.Sprintf("%d bytes", bytes)
 }
 
 func (c codec) NewEncoder(w io.Writer) runtime.Encoder {

@@ -160,7 +160,7 @@ func call(t *testing.T, conn *grpc.ClientConn, m protoreflect.MethodDescriptor) 
 		return
 	}
 	s := want(t, err, claim.Unimplemented, codes.Unimplemented)
-	if s.Message() != string(m.FullName())+" is not served by this version" {
+	if s.Message() != string(m.FullName())+" is not served by this version: do without it, or look for a newer one" {
 		t.Errorf("%s: message %q", method, s.Message())
 	}
 }

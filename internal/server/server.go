@@ -60,6 +60,7 @@ type Server struct {
 	calls   *calls
 	grpc    *grpc.Server
 	health  *health.Server
+	outage  outage
 	http    *http.Server
 	local   *bufconn.Listener // the gateway's way into the gRPC server
 	gateway *grpc.ClientConn
@@ -132,7 +133,7 @@ func (s *Server) options() []grpc.ServerOption {
 		grpc.ChainStreamInterceptor(s.calls.stream, s.endless),
 		grpc.UnknownServiceHandler(func(_ any, ss grpc.ServerStream) error {
 			method, _ := grpc.MethodFromServerStream(ss)
-			return claim.Errorf(claim.Unimplemented, "this server has no method %s", method)
+			return claim.Errorf(claim.Unimplemented, "this server has no method %s: its reflection, or /openapi.json on the other port, lists them all", method)
 		}),
 	}
 	if s.cfg.Tracing {
@@ -203,12 +204,38 @@ func (s *Server) servingErr() error {
 // tellHealth makes gRPC's health what readiness is.
 func (s *Server) tellHealth() {
 	status := healthv1.HealthCheckResponse_SERVING
-	if s.Ready() != nil {
+	err := s.Ready()
+	if err != nil {
 		status = healthv1.HealthCheckResponse_NOT_SERVING
+	}
+	if !s.stopping.Load() { // why a node that stops is not ready is known
+		s.outage.tell(s.cfg.Log, err)
 	}
 	s.health.SetServingStatus("", status)
 	for _, d := range services {
 		s.health.SetServingStatus(d.ServiceName, status)
+	}
+}
+
+// outage follows readiness to tell of its ends and returns, each once and at the same
+// level, so that who reads of the one reads of the other. That a node is not ready
+// before it ever was is told by whoever makes it ready.
+type outage struct {
+	was   bool      // it has been ready
+	since time.Time // zero: it is ready
+}
+
+// tell is called by one at a time.
+func (o *outage) tell(log *slog.Logger, err error) {
+	switch {
+	case err == nil && !o.since.IsZero():
+		log.Warn("this node is ready again", telemetry.FieldAfter, time.Since(o.since).Round(time.Millisecond))
+		o.since = time.Time{}
+	case err == nil:
+		o.was = true
+	case o.was && o.since.IsZero():
+		log.Warn("this node is not ready: it answers UNAVAILABLE until it is again", telemetry.FieldError, err)
+		o.since = time.Now()
 	}
 }
 

@@ -129,7 +129,7 @@ func TestACallerThatGoesEndsAWait(t *testing.T) {
 		if !errors.Is(err, context.Canceled) || time.Since(began) != 1700*time.Millisecond {
 			t.Errorf("%v after %v", err, time.Since(began))
 		}
-		if store.records[key{"a", "k"}].State != claim.Pending {
+		if held, err := store.Get(t.Context(), "a", "k"); err != nil || held.Record.State != claim.Pending {
 			t.Error("the holder's claim did not survive it")
 		}
 	})

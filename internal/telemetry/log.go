@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -41,6 +42,43 @@ func NewLogger(w io.Writer, format LogFormat, level string) (*slog.Logger, error
 	}
 	return nil, fmt.Errorf("log format %q is none of %s, %s", format, LogText, LogJSON)
 }
+
+// NewTerseLogger is NewLogger, except that what operators did is told at any level.
+func NewTerseLogger(w io.Writer, format LogFormat, level string) (*slog.Logger, error) {
+	log, err := NewLogger(w, format, level)
+	if err != nil || log.Enabled(context.Background(), slog.LevelInfo) {
+		return log, err
+	}
+	all, err := NewLogger(w, format, slog.LevelInfo.String())
+	if err != nil {
+		return nil, err
+	}
+	return slog.New(terse{all.Handler(), log.Handler()}), nil
+}
+
+// terse hands on what least would, and acts.
+type terse struct {
+	slog.Handler
+	least slog.Handler
+}
+
+func (t terse) Handle(ctx context.Context, r slog.Record) error {
+	wanted := t.least.Enabled(ctx, r.Level)
+	r.Attrs(func(a slog.Attr) bool {
+		wanted = wanted || a.Key == FieldAct
+		return !wanted
+	})
+	if !wanted {
+		return nil
+	}
+	return t.Handler.Handle(ctx, r)
+}
+
+func (t terse) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return terse{t.Handler.WithAttrs(attrs), t.least}
+}
+
+func (t terse) WithGroup(name string) slog.Handler { return terse{t.Handler.WithGroup(name), t.least} }
 
 // Key returns a user's key as it may stand in a log: hashed, unless plain keys were
 // asked for.

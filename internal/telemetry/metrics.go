@@ -34,6 +34,15 @@ type Metrics struct {
 	undated       prometheus.Counter
 }
 
+const helpEtcdCalls = "How long calls to etcd took, by kind (read, list, or the operation that writes) and outcome: " +
+	"ok; " +
+	"lost (the compare failed because something else was there: it is decided anew); " +
+	"refused (by the guard or the tick window, because this node's view was old: it is decided anew); " +
+	"ambiguous (applied or not: the very same is sent again until that is known); " +
+	"full (etcd's database is); " +
+	"busy (not applied, etcd asks for a pause); " +
+	"denied (not applied, and no use in sending it again: an operator must look at the log)."
+
 // NewMetrics makes the metrics and a registry for them.
 func NewMetrics(build Build) *Metrics {
 	// From a quarter of a millisecond to a minute; a native histogram besides, for
@@ -57,16 +66,16 @@ func NewMetrics(build Build) *Metrics {
 	m := &Metrics{
 		registry:      prometheus.NewRegistry(),
 		namespaces:    newBounded(maxNamespaces),
-		verdicts:      counters(metricVerdicts, "Answers to Begin, members of batches included.", labelNamespace, labelVerdict, labelSource),
+		verdicts:      counters(metricVerdicts, "Answers to Begin, members of batches included; namespace is \"other\" for those after the first 200.", labelNamespace, labelVerdict, labelSource),
 		finishes:      counters(metricFinishes, "Completes and fails by kind (complete, retryable, terminal, unknown) and reason (OK, or why it was refused).", labelKind, labelReason),
 		requests:      histogram(metricRequests, "How long calls took, from the decoded request to the answer.", labelMethod, labelCode),
 		inFlight:      gauge(metricInFlight, "Calls being answered now."),
 		waiting:       gauge(metricWaiting, "Begins waiting now for a key that is in progress."),
 		errors:        counters(metricErrors, "Calls and members of batches that ended with an error, by its reason.", labelReason),
 		panics:        counter(metricPanics, "Panics that were caught; each is a bug."),
-		etcdCalls:     histogram(metricEtcdCalls, "How long calls to etcd took, by kind and outcome.", labelKind, labelOutcome),
-		settled:       counters(metricSettled, "Transactions whose outcome was lost and then settled, by kind.", labelKind),
-		guardRefusals: counters(metricGuardRefusals, "Writes that etcd refused because this node's view was old, by cause.", labelCause),
+		etcdCalls:     histogram(metricEtcdCalls, helpEtcdCalls, labelKind, labelOutcome),
+		settled:       counters(metricSettled, "Writes whose outcome was ambiguous and then settled: it is known that they were applied, or that they never will be. By kind.", labelKind),
+		guardRefusals: counters(metricGuardRefusals, "Writes that etcd refused because this node's view was old, by cause: guard (a policy, the epoch or the secret has changed) or tick (the clock has moved on). Each is decided anew.", labelCause),
 		undated:       counter(metricUndated, "Records met without a deadline where one is due; each is held until somebody resolves it."),
 	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{

@@ -55,6 +55,10 @@ const (
 	FieldAct       = "act"
 	FieldWhy       = "why"
 	FieldNode      = "node"
+	// FieldLeftOut is how many lines like this one were left out before it.
+	FieldLeftOut = "left_out"
+	// FieldAfter is how long a state lasted that is over now.
+	FieldAfter = "after"
 )
 
 // service is service.name of spans, unless OTEL_SERVICE_NAME says otherwise.

@@ -118,6 +118,53 @@ func TestLogger(t *testing.T) {
 	}
 }
 
+func TestATerseLoggerTellsOfActs(t *testing.T) {
+	for level, want := range map[string]string{"debug": "chatter act warning ", "info": "chatter act warning ", "warn": "act warning ", "error": "act "} {
+		var buf bytes.Buffer
+		log, err := NewTerseLogger(&buf, LogText, level)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log = log.With(FieldNode, "n1")
+		log.Info("chatter")
+		log.Info("act", FieldAct, "forget record")
+		log.Warn("warning")
+		got := ""
+		for line := range strings.Lines(buf.String()) {
+			_, said, _ := strings.Cut(line, "msg=")
+			said, _, _ = strings.Cut(said, " ")
+			got += said + " "
+			if !strings.Contains(line, "node=n1") {
+				t.Errorf("%s: no attributes in %s", level, line)
+			}
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", level, got, want)
+		}
+	}
+	if _, err := NewTerseLogger(io.Discard, LogText, "loud"); err == nil {
+		t.Error("a level that does not exist is accepted")
+	}
+}
+
+// Who reads a metric's help learns what its labels say.
+func TestHelpExplainsOutcomes(t *testing.T) {
+	families, err := used().registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != metricEtcdCalls {
+			continue
+		}
+		for _, outcome := range []string{"ok;", "lost (", "refused (", "ambiguous (", "full (", "busy (", "denied ("} {
+			if !strings.Contains(f.GetHelp(), outcome) {
+				t.Errorf("no %s in %q", outcome, f.GetHelp())
+			}
+		}
+	}
+}
+
 func TestZapWritesToSlog(t *testing.T) {
 	var buf bytes.Buffer
 	log, err := NewLogger(&buf, LogText, "debug")

@@ -32,13 +32,14 @@ const (
 // StatusService keeps the agreed status of each supplier, or any entity, in
 // order. Not served yet: every method answers UNIMPLEMENTED.
 type StatusServiceClient interface {
-	// Apply moves an entity's status by one event.
+	// Apply moves an entity's status by one event. Not served yet: UNIMPLEMENTED.
 	Apply(ctx context.Context, in *ApplyRequest, opts ...grpc.CallOption) (*ApplyResponse, error)
-	// Get reads an entity's status.
+	// Get reads an entity's status. Not served yet: UNIMPLEMENTED.
 	Get(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
-	// History lists an entity's last moves and refusals.
+	// History lists an entity's last moves and refusals. Not served yet: UNIMPLEMENTED.
 	History(ctx context.Context, in *HistoryRequest, opts ...grpc.CallOption) (*HistoryResponse, error)
 	// BatchApply applies many events, each with its own answer or error, in order.
+	// Not served yet: UNIMPLEMENTED.
 	BatchApply(ctx context.Context, in *BatchApplyRequest, opts ...grpc.CallOption) (*BatchApplyResponse, error)
 }
 
@@ -97,13 +98,14 @@ func (c *statusServiceClient) BatchApply(ctx context.Context, in *BatchApplyRequ
 // StatusService keeps the agreed status of each supplier, or any entity, in
 // order. Not served yet: every method answers UNIMPLEMENTED.
 type StatusServiceServer interface {
-	// Apply moves an entity's status by one event.
+	// Apply moves an entity's status by one event. Not served yet: UNIMPLEMENTED.
 	Apply(context.Context, *ApplyRequest) (*ApplyResponse, error)
-	// Get reads an entity's status.
+	// Get reads an entity's status. Not served yet: UNIMPLEMENTED.
 	Get(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
-	// History lists an entity's last moves and refusals.
+	// History lists an entity's last moves and refusals. Not served yet: UNIMPLEMENTED.
 	History(context.Context, *HistoryRequest) (*HistoryResponse, error)
 	// BatchApply applies many events, each with its own answer or error, in order.
+	// Not served yet: UNIMPLEMENTED.
 	BatchApply(context.Context, *BatchApplyRequest) (*BatchApplyResponse, error)
 	mustEmbedUnimplementedStatusServiceServer()
 }

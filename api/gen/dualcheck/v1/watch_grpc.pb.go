@@ -29,7 +29,7 @@ const (
 // WatchService tells of changes as they happen. Not served yet: UNIMPLEMENTED.
 type WatchServiceClient interface {
 	// Watch streams each key's changes in order, none missing, or says RESYNC and
-	// gives a snapshot.
+	// gives a snapshot. Not served yet: UNIMPLEMENTED.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
 
@@ -67,7 +67,7 @@ type WatchService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 // WatchService tells of changes as they happen. Not served yet: UNIMPLEMENTED.
 type WatchServiceServer interface {
 	// Watch streams each key's changes in order, none missing, or says RESYNC and
-	// gives a snapshot.
+	// gives a snapshot. Not served yet: UNIMPLEMENTED.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedWatchServiceServer()
 }
