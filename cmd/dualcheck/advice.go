@@ -1,46 +1,81 @@
 package main
 
-import "google.golang.org/grpc/codes"
+import (
+	"slices"
+	"strings"
 
-// advice says, for each reason, what to do about it.
+	"google.golang.org/grpc/codes"
+)
+
+// advice says, for reasons whose remedy on the command line is always the same,
+// what it is. It adds to what the server says itself, and does not repeat it.
 var advice = map[string]string{
-	"NAMESPACE_INVALID":    "a namespace is 1 to 63 of a-z 0-9 . _ -, beginning with a letter or digit",
-	"KEY_INVALID":          "take the id that the producer gave the work, the same in every retry",
-	"OPERATION_INVALID":    "an operation is at most 128 of A-Z a-z 0-9 . _ : / -",
-	"FINGERPRINT_INVALID":  "a fingerprint is the SHA-256 of the canonical request; --fingerprint-of FILE makes one",
-	"FINGERPRINT_REQUIRED": "add --fingerprint or --fingerprint-of FILE",
-	"LEASE_INVALID":        "give a --lease above zero",
-	"WAIT_INVALID":         "give a --wait between 0 and 30s",
-	"TOKEN_INVALID":        "take the token that begin printed for this very key",
-	"FAILURE_INVALID":      "a failure needs --class retryable, terminal or unknown",
-	"CLAIM_LOST":           "another claim decides now: stop, and ask begin what became of the key",
-	"POLICY_STALE":         "somebody changed the policy: read it again and put it with its new revision",
-	"ALREADY_FINISHED":     "the first finish stands: dualcheck get shows it",
-	"REQUEST_ID_SPENT":     "the claim of that call was released: ask with a new --request-id",
-	"CLAIM_LIVE":           "wait until the claim has ended; forget can --force it",
-	"NAMESPACE_NOT_EMPTY":  "forget its records, or add --force to forget all of them",
-	"RECORD_NOT_FOUND":     "nothing is known of this key: it was never begun, or was forgotten, or has expired",
-	"NAMESPACE_NOT_FOUND":  "nobody declared it: dualcheck namespace put declares it",
-	"STORE_UNAVAILABLE":    "etcd cannot decide now: repeat the same call, with the same --request-id for begin",
-	"STORE_RESTORED":       "etcd was restored from a snapshot: an operator must open the namespace",
-	"DRAINING":             "this node is stopping: repeat the call",
-	"STORE_FULL":           "etcd is full: no new claims until there is room again",
-	"OVERLOADED":           "too much at once: try again a little later",
-	"RECORD_UNREADABLE":    "a newer version wrote this record: ask a node of that version",
+	"FINGERPRINT_INVALID":  "--fingerprint-of FILE makes one",
+	"FINGERPRINT_REQUIRED": "--fingerprint-of FILE makes one",
+	"REQUEST_ID_SPENT":     "without --request-id it has a new one",
+	"NAMESPACE_NOT_EMPTY":  "--force forgets all of them",
 }
 
-// adviceFor is the advice for a reason or, without one, for a code.
-func adviceFor(reason string, code codes.Code) string {
-	if text, ok := advice[reason]; ok {
+// adviceFor is the advice for an error that the server gave for a call; empty if
+// there is nothing to add.
+func adviceFor(call *callError, p problem) string {
+	if text, ok := advice[p.Reason]; ok {
 		return text
 	}
-	switch {
-	case reason != "":
-		return ""
-	case code == codes.DeadlineExceeded:
-		return "the outcome is not known and the same call may be repeated, or be given more --timeout"
-	case code == codes.Unimplemented:
+	state := trimEnum(p.Metadata["state"], "STATE_")
+	line := func(command string, more ...string) string {
+		return commandLine(command, call.names, call.given, more...)
+	}
+	switch p.Reason {
+	case "CLAIM_LOST":
+		return lostAdvice(state, line)
+	case "ALREADY_FINISHED":
+		if state != "" {
+			return "it is " + state + ": " + line("get")
+		}
+		return line("get")
+	case "CLAIM_LIVE":
+		if call.command == "forget" && state == "UNKNOWN" {
+			return line("resolve", resolveChoices...)
+		}
+	case "POLICY_STALE":
+		return commandLine("namespace get", call.names, call.given) + " shows its revision now"
+	case "NAMESPACE_NOT_FOUND":
+		if call.command == "delete" {
+			return commandLine("namespace list", nil, call.given) + " shows those that are declared"
+		}
+		if len(call.names) > 0 {
+			return commandLine("namespace put", call.names[:1], call.given)
+		}
+	case "STORE_UNAVAILABLE", "DRAINING":
+		if call.requestID == "" && p.Advice == "" && !strings.Contains(p.Message, "same call") {
+			return "the same call may be repeated"
+		}
+	}
+	if p.Code == int(codes.Unimplemented) && p.Reason == codeName(codes.Unimplemented) && !strings.Contains(p.Message, "version") {
 		return "this server does not have it yet"
 	}
 	return ""
+}
+
+// lostAdvice says what became of a claim that decides no more.
+func lostAdvice(state string, line func(command string, more ...string) string) string {
+	switch state {
+	case "SUCCEEDED", "FAILED":
+		return "the claim has ended (" + state + "): " + line("get")
+	case "RELEASED":
+		return "the claim has ended (RELEASED): the next begin is FIRST"
+	case "UNKNOWN":
+		return "the claim has ended (UNKNOWN): find out what happened, then: " + line("resolve", resolveChoices...)
+	}
+	return "another claim decides now: " + line("get")
+}
+
+// resolveChoices are the flags of resolve that somebody must choose.
+var resolveChoices = []string{"--state=succeeded|failed|released", "--reason=WHY"}
+
+// mayBeRepeated says whether the very call may be sent again after an error with
+// this code.
+func mayBeRepeated(code int) bool {
+	return slices.Contains([]codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.Canceled}, codes.Code(code))
 }

@@ -16,6 +16,23 @@ import (
 	"github.com/dualcheck/dualcheck/internal/fingerprint"
 )
 
+// beginScript shows what a script does for each exit status.
+const beginScript = `    answer=$(dualcheck begin payments "$order" --operation payment.capture -o json)
+    case $? in
+    0)    # FIRST: the work is ours
+          token=$(printf %s "$answer" | jq -r .claim.token)
+          if result=$(./capture "$order"); then
+            dualcheck complete payments "$order" --token="$token" --body="$result"
+          else
+            dualcheck fail payments "$order" --token="$token" --class=unknown
+          fi ;;
+    7|11) echo "$order is done already" ;;
+    3|10) echo "$order: again later, with the same key"; exit 75 ;;
+    5)    echo "$order: find out what happened, then dualcheck resolve"; exit 1 ;;
+    *)    echo "$order cannot be done under this key"; exit 1 ;;
+    esac
+`
+
 func newBeginCommand() *cobra.Command {
 	var (
 		request          dualcheckv1.BeginRequest
@@ -30,8 +47,14 @@ func newBeginCommand() *cobra.Command {
 then say what came of it with complete or fail before the lease ends, or ask for
 more time with extend. Every other verdict says what became of it.
 
-Exit status:
-` + exitCodesText(),
+The exit status is 0 for FIRST alone, so that begin … && work never does the work
+again, and 11 if it is done already:
+` + exitCodesText() + `
+In a shell script:
+
+` + beginScript + `
+If no answer came (10), the claim may have been given all the same: begin prints
+the --request-id with which the very call is repeated, and gets it then.`,
 		Example: `  dualcheck begin payments order-4711 --operation payment.capture --fingerprint-of order.json
   dualcheck begin payments order-4711 --wait 30s -o json | jq -r .claim.token`,
 		Args: arguments("NAMESPACE", "KEY"),
@@ -39,8 +62,8 @@ Exit status:
 	server := addClientFlags(cmd)
 	addOutputFlag(cmd)
 	f := cmd.Flags()
-	f.StringVar(&request.Operation, "operation", "", "what is done to the key, for instance payment.capture; compared")
-	f.StringVar(&digest, "fingerprint", "", "SHA-256 of the canonical request, hexadecimal or base64; compared")
+	f.StringVar(&request.Operation, "operation", "", "what is done to the key, for instance payment.capture; compared with the key's if both are given; left out, it is not compared")
+	f.StringVar(&digest, "fingerprint", "", "SHA-256 of the canonical request, hexadecimal or base64; compared with the key's if both are given; left out, it is not compared")
 	f.StringVar(&digestOf, "fingerprint-of", "", "make the fingerprint of this JSON file (RFC 8785); - is the standard input")
 	f.StringArrayVar(&exclude, "fingerprint-exclude", nil, "leave what this JSON Pointer leads to out of the fingerprint, for instance /sent_at (may be repeated)")
 	f.StringVar(&request.RequestId, "request-id", "", "this call's own random id, the same only when the very call is sent again (default a new UUID)")
@@ -66,6 +89,7 @@ Exit status:
 		if request.Owner == "" {
 			request.Owner = defaultOwner()
 		}
+		server.requestID = request.RequestId
 		request.Lease = changedDuration(cmd, "lease", lease)
 		if wait != 0 {
 			request.Wait = durationpb.New(wait)
@@ -106,7 +130,7 @@ func readFingerprint(cmd *cobra.Command, digest, of string, exclude []string) ([
 	}
 	made, err := fingerprint.OfJSON(raw, pointers...)
 	if err != nil {
-		return nil, usageErrorf("--fingerprint-of %s has no fingerprint: %w", of, err)
+		return nil, inputErrorf("%s has no fingerprint: %w", inputName("--fingerprint-of", of), err)
 	}
 	return made[:], nil
 }
@@ -142,6 +166,7 @@ func defaultOwner() string {
 
 // printVerdict says what the answer is, then what to do next.
 func printVerdict(p *page, q *dualcheckv1.BeginRequest, a *dualcheckv1.BeginResponse, given []string) {
+	names := []string{q.GetNamespace(), q.GetKey()}
 	again := "ask again in " + shortDuration(a.GetRetryAfter().AsDuration())
 	switch a.GetVerdict() {
 	case dualcheckv1.Verdict_VERDICT_FIRST:
@@ -158,7 +183,7 @@ func printVerdict(p *page, q *dualcheckv1.BeginRequest, a *dualcheckv1.BeginResp
 		p.head("EXPIRED", yellow, "it was done, and its result is no longer kept; do nothing")
 	case dualcheckv1.Verdict_VERDICT_UNKNOWN_OUTCOME:
 		p.head("UNKNOWN_OUTCOME", yellow, "nobody may run it until its outcome is resolved; find out, then: "+
-			commandLine("resolve", q, given, "--state=succeeded|failed|released", "--reason=WHY"))
+			commandLine("resolve", names, given, resolveChoices...))
 	default:
 		p.head(a.GetVerdict().String(), yellow, "this version does not know this verdict")
 	}
@@ -177,11 +202,11 @@ func printVerdict(p *page, q *dualcheckv1.BeginRequest, a *dualcheckv1.BeginResp
 		token := "--token=" + shellWord(claim.GetToken())
 		p.line("")
 		p.line("It went well:")
-		p.line("  " + commandLine("complete", q, given, token))
+		p.line("  " + commandLine("complete", names, given, token))
 		p.line("It failed:")
-		p.line("  " + commandLine("fail", q, given, token, "--class=retryable|terminal|unknown", "--message=WHY"))
+		p.line("  " + commandLine("fail", names, given, token, "--class=retryable|terminal|unknown", "--message=WHY"))
 		p.line("It needs more time:")
-		p.line("  " + commandLine("extend", q, given, token))
+		p.line("  " + commandLine("extend", names, given, token))
 	}
 	if a.GetRecord() != nil {
 		printRecord(p, a.GetRecord())
@@ -202,18 +227,23 @@ func printClaim(p *page, claim *dualcheckv1.Claim) {
 	}
 }
 
-// commandLine is a command line to be pasted: the command, its work, the flags
-// that say which server, and more. A word of more that offers a choice is left
-// as it is.
-func commandLine(command string, q *dualcheckv1.BeginRequest, given []string, more ...string) string {
-	words := []string{"dualcheck", command}
+// commandLine is a command line to be pasted: the command, its arguments, the
+// flags that say which server, and more. A word of more that offers a choice is
+// left as it is.
+func commandLine(command string, names, given []string, more ...string) string {
+	words := []string{program(), command}
 	for _, word := range given {
 		name, value, _ := strings.Cut(word, "=")
 		words = append(words, name+"="+shellWord(value))
 	}
-	names := []string{shellWord(q.GetNamespace()), shellWord(q.GetKey())}
-	if strings.HasPrefix(q.GetNamespace(), "-") || strings.HasPrefix(q.GetKey(), "-") {
-		return strings.Join(append(append(append(words, more...), "--"), names...), " ")
+	var quoted []string
+	odd := false
+	for _, name := range names {
+		quoted = append(quoted, shellWord(name))
+		odd = odd || strings.HasPrefix(name, "-")
 	}
-	return strings.Join(append(append(words, names...), more...), " ")
+	if odd {
+		return strings.Join(append(append(append(words, more...), "--"), quoted...), " ")
+	}
+	return strings.Join(append(append(words, quoted...), more...), " ")
 }

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -50,13 +49,16 @@ type clientFlags struct {
 	caFile   string
 	certFile string
 	keyFile  string
+	// requestID is the call's own id, if it has one: with it the very call can be
+	// repeated.
+	requestID string
 }
 
 // addClientFlags gives a command the flags of every client command.
 func addClientFlags(cmd *cobra.Command) *clientFlags {
 	c := &clientFlags{}
 	f := cmd.Flags()
-	f.StringVar(&c.addr, "addr", defaultAddr, "the server's address (or "+addrVariable+")")
+	f.StringVar(&c.addr, "addr", defaultAddr, "the server's host or host:port, also after http:// or, for TLS, https:// (or "+addrVariable+")")
 	f.DurationVar(&c.timeout, "timeout", 10*time.Second, "how long one call may take")
 	f.BoolVar(&c.tls, "tls", false, "use TLS, trusting the system's authorities unless --ca-file is given")
 	f.StringVar(&c.caFile, "ca-file", "", "trust the authorities in this PEM file alone; implies --tls")
@@ -91,30 +93,35 @@ func (c *clientFlags) given(cmd *cobra.Command) []string {
 	return words
 }
 
-// credentials are the connection's.
-func (c *clientFlags) credentials() (credentials.TransportCredentials, error) {
-	if !c.tls && c.caFile == "" && c.certFile == "" {
-		return insecure.NewCredentials(), nil
+// credentials are the connection's, for an address; encrypted says whether they
+// are TLS.
+func (c *clientFlags) credentials(at address) (transport credentials.TransportCredentials, encrypted bool, err error) {
+	encrypted = c.tls || c.caFile != "" || c.certFile != ""
+	if encrypted && at.plain {
+		return nil, false, usageErrorf("--addr begins with http://, which is without TLS: write https://, or leave --tls, --ca-file and --cert-file out")
+	}
+	if !encrypted && !at.tls {
+		return insecure.NewCredentials(), false, nil
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.caFile != "" {
 		pem, err := os.ReadFile(c.caFile)
 		if err != nil {
-			return nil, usageErrorf("read --ca-file: %w", err)
+			return nil, false, inputErrorf("read --ca-file: %w", err)
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, usageErrorf("--ca-file %s has no certificate in it", c.caFile)
+			return nil, false, inputErrorf("--ca-file %s has no certificate in it", c.caFile)
 		}
 	}
 	if c.certFile != "" {
 		pair, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
 		if err != nil {
-			return nil, usageErrorf("read --cert-file and --key-file: %w", err)
+			return nil, false, inputErrorf("read --cert-file and --key-file: %w", err)
 		}
 		config.Certificates = []tls.Certificate{pair}
 	}
-	return credentials.NewTLS(config), nil
+	return credentials.NewTLS(config), true, nil
 }
 
 // client is a connection to a server and the services on it.
@@ -122,7 +129,6 @@ type client struct {
 	dedup   dualcheckv1.DedupServiceClient
 	admin   dualcheckv1.AdminServiceClient
 	conn    *grpc.ClientConn
-	addr    string
 	timeout time.Duration
 }
 
@@ -131,25 +137,28 @@ func (c *clientFlags) connect(cmd *cobra.Command) (*client, error) {
 	if c.timeout <= 0 {
 		return nil, usageErrorf("--timeout is %v, it must be above zero", c.timeout)
 	}
-	transport, err := c.credentials()
+	at, err := parseAddress(c.target(cmd))
 	if err != nil {
 		return nil, err
 	}
-	addr := c.target(cmd)
-	conn, err := grpc.NewClient(addr,
+	transport, encrypted, err := c.credentials(at)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient(at.target,
 		grpc.WithTransportCredentials(transport),
 		grpc.WithDefaultServiceConfig(retryConfig),
 		grpc.WithUserAgent("dualcheck/"+buildInfo().Version),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage+1<<20)),
+		grpc.WithUnaryInterceptor(explainer{at: at, tls: encrypted}.intercept),
 	)
 	if err != nil {
-		return nil, usageErrorf("--addr %q cannot be used: %w", addr, err)
+		return nil, usageErrorf("--addr %q cannot be used: %w", at.target, err)
 	}
 	return &client{
 		dedup:   dualcheckv1.NewDedupServiceClient(conn),
 		admin:   dualcheckv1.NewAdminServiceClient(conn),
 		conn:    conn,
-		addr:    addr,
 		timeout: c.timeout,
 	}, nil
 }
@@ -164,24 +173,27 @@ func (c *clientFlags) with(cmd *cobra.Command, extra time.Duration, do func(cont
 	defer func() { err = errors.Join(err, to.conn.Close()) }()
 	ctx, cancel := context.WithTimeout(cmd.Context(), to.timeout+extra)
 	defer cancel()
-	err = to.explain(do(ctx, to))
+	err = do(ctx, to)
 	if cmd.Context().Err() != nil && status.Code(err) == codes.Canceled {
-		return context.Canceled
+		err = context.Canceled
 	}
-	return err
+	if err == nil {
+		return nil
+	}
+	return &callError{err: err, command: cmd.Name(), names: cmd.Flags().Args(), given: c.given(cmd), requestID: c.requestID}
 }
 
-// explain says of a server that cannot be reached where it was looked for. What
-// a server says itself has details.
-func (to *client) explain(err error) error {
-	s, ok := statusOf(err)
-	if !ok || s.Code() != codes.Unavailable || len(s.Details()) > 0 {
-		return err
-	}
-	cause := s.Message()
-	if _, dialling, found := strings.Cut(cause, "transport: "); found {
-		cause = strings.Trim(dialling, `"`)
-	}
-	return status.Errorf(codes.Unavailable, "no server answers at %s (%s); start one with dualcheck dev, or name another with --addr or %s",
-		to.addr, cause, addrVariable)
+// callError is an error of a command that called the server, with what its advice
+// needs.
+type callError struct {
+	err error
+	// command is the command's name, names its arguments, given the flags that
+	// say which server it was.
+	command   string
+	names     []string
+	given     []string
+	requestID string
 }
+
+func (e *callError) Error() string { return e.err.Error() }
+func (e *callError) Unwrap() error { return e.err }

@@ -93,13 +93,13 @@ func TestTheLifeOfAKey(t *testing.T) {
 	command(t, "", "begin", "shop", "order 1").wants(t, exitInProgress, "IN_PROGRESS", "ask again in")
 	command(t, "", "begin", "shop", "order 1", "--operation", "refund").wants(t, exitConflict, "CONFLICT")
 	command(t, "", "extend", "shop", "order 1", "--token=token-1", "--lease", "1m").wants(t, exitOK, "EXTENDED")
-	command(t, "", "complete", "shop", "order 1", "--token=no").complains(t, exitRefused, "CLAIM_LOST", "ask begin")
+	command(t, "", "complete", "shop", "order 1", "--token=no").complains(t, exitRefused, "CLAIM_LOST", "another claim decides now: dualcheck get shop 'order 1'\n")
 
 	done := command(t, "a body\n", "complete", "shop", "order 1", "--token=token-1", "--code", "201",
 		"--content-type", "text/plain", "--body-file", "-", "--metadata", "location=/x")
 	done.wants(t, exitOK, "SUCCEEDED: done", "201", "location=/x", `a body\n`)
-	command(t, "", "complete", "shop", "order 1", "--token=token-1", "--body", "another").complains(t, exitRefused, "ALREADY_FINISHED")
-	command(t, "", "begin", "shop", "order 1").wants(t, exitOK, "REPLAY", `a body\n`)
+	command(t, "", "complete", "shop", "order 1", "--token=token-1", "--body", "another").complains(t, exitRefused, "ALREADY_FINISHED", "it is SUCCEEDED: dualcheck get shop 'order 1'\n")
+	command(t, "", "begin", "shop", "order 1").wants(t, exitDone, "REPLAY", `a body\n`)
 	command(t, "", "get", "shop", "order 1", "--cached").wants(t, exitOK, "SUCCEEDED", "ETCD, at revision")
 	command(t, "", "get", "shop", "order 2").complains(t, exitNotFound, "nothing is known of the key (RECORD_NOT_FOUND)")
 }
@@ -198,7 +198,7 @@ func TestWhatAStrangerStoredDoesNotMoveTheCursor(t *testing.T) {
 	command(t, "", "begin", "n", "a", "--owner", "me\x1b[2J\r\n").wants(t, exitOK)
 	command(t, "", "complete", "n", "a", "--token=token-1", "--body", "x\x1b]0;title\x07\u202ey").wants(t, exitOK)
 	shown := command(t, "", "begin", "n", "a")
-	shown.wants(t, exitOK, `me\x1b[2J\r\n`, `x\x1b]0;title\a\u202ey`)
+	shown.wants(t, exitDone, `me\x1b[2J\r\n`, `x\x1b]0;title\a\u202ey`)
 	if strings.ContainsAny(shown.stdout, "\x1b\r\a\u202e") {
 		t.Errorf("it printed %q", shown.stdout)
 	}
@@ -227,7 +227,7 @@ func TestACallThatIsUnavailableIsSentAgainAsItWas(t *testing.T) {
 	mu.Lock()
 	unavailable = 4
 	mu.Unlock()
-	command(t, "", "begin", "n", "b", "--addr", addr).complains(t, exitUnavailable, "no quorum (STORE_UNAVAILABLE)", "same --request-id")
+	command(t, "", "begin", "n", "b", "--addr", addr).complains(t, exitUnavailable, "no quorum (STORE_UNAVAILABLE)", "repeat it with --request-id=")
 }
 
 func TestACallThatTakesTooLongSaysThatItMayBeRepeated(t *testing.T) {
@@ -236,7 +236,7 @@ func TestACallThatTakesTooLongSaysThatItMayBeRepeated(t *testing.T) {
 		return ctx.Err()
 	}}
 	_, addr := startFake(t, service)
-	command(t, "", "get", "n", "a", "--addr", addr, "--timeout", "50ms").complains(t, exitUnavailable, "may be repeated")
+	command(t, "", "get", "n", "a", "--addr", addr, "--timeout", "50ms").complains(t, exitUnavailable, "no answer within 50ms; the same call may be repeated")
 }
 
 func TestNoServerSaysWhereItWasLookedFor(t *testing.T) {
@@ -372,7 +372,7 @@ func TestNamespaces(t *testing.T) {
 	if !proto.Equal(policy, want) {
 		t.Errorf("put %v, want %v", policy, want)
 	}
-	command(t, "", "namespace", "put", "one", "--revision", "9").complains(t, exitRefused, "POLICY_STALE", "new revision")
+	command(t, "", "namespace", "put", "one", "--revision", "9").complains(t, exitRefused, "POLICY_STALE", "dualcheck namespace get one shows its revision now")
 	command(t, "", "namespace", "put", "one", "--revision", "1", "--takeover", "never", "--without-etcd", "replay-only").wants(t, exitOK)
 	command(t, "", "namespace", "put", "two").wants(t, exitOK)
 	command(t, "", "ns", "put", "three").wants(t, exitOK)
@@ -382,13 +382,23 @@ func TestNamespaces(t *testing.T) {
 	}
 	command(t, "", "namespace", "list").wants(t, exitOK, "takeover=TAKEOVER_NEVER withoutEtcd=WITHOUT_ETCD_REPLAY_ONLY")
 	command(t, "", "namespace", "get", "one").wants(t, exitOK, "TAKEOVER_NEVER", "30s")
-	command(t, "", "namespace", "get", "four").complains(t, exitNotFound, "NAMESPACE_NOT_FOUND", "namespace put")
+	command(t, "", "namespace", "get", "four").complains(t, exitNotFound, "NAMESPACE_NOT_FOUND", "; dualcheck namespace put four\n")
 	command(t, "", "namespace", "delete", "two").wants(t, exitOK, "DELETED")
 	command(t, "", "begin", "one", "a").wants(t, exitOK)
 	command(t, "", "namespace", "delete", "one").complains(t, exitRefused, "NAMESPACE_NOT_EMPTY", "--force")
-	command(t, "", "namespace", "delete", "one", "--force").wants(t, exitOK, "1 records")
+	command(t, "", "namespace", "delete", "one", "--force").wants(t, exitOK, "forgotten 1 record\n")
+	command(t, "retentionClass: Ledger\ntakeover: retake\n", "namespace", "put", "x", "-f", "-").complains(t, exitUsage, "auto, never")
+	for _, word := range []string{"ledger", "LEDGER", "retention_ledger", "RETENTION_LEDGER"} {
+		command(t, "retentionClass: "+word+"\nwithout_etcd: fail-closed\n", "namespace", "put", "x", "-f", "-").wants(t, exitOK, "retentionClass=RETENTION_LEDGER withoutEtcd=WITHOUT_ETCD_FAIL_CLOSED")
+	}
+	if text := command(t, "leases: 60s\n", "namespace", "put", "x", "-f", "-").stderr; strings.Contains(text, "durations") {
+		t.Errorf("it complained %q", text)
+	}
 	for text, complaint := range map[string]string{
 		"defaultLease: 1m\n":             "durations are written in seconds",
+		"default_lease: 60\n":            "default_lease is 60, and durations are written in seconds",
+		"maxAttempts: many\n":            "the standard input is not a policy",
+		"retentionClass: weekly\n":       "retentionClass is \"weekly\", it must be one of: retry, queue, ledger",
 		"leases: 60s\n":                  "unknown field",
 		"maxAttempts: 1\nmaxAttempts: 2": "already set",
 		"[1]":                            "not a policy",
@@ -463,10 +473,28 @@ func TestHelpVersionAndManual(t *testing.T) {
 		t.Errorf("got %v", v)
 	}
 	command(t, "", "version").wants(t, exitOK, "dualcheck.v1", "format 1")
+	command(t, "", "--version").wants(t, exitOK, "dualcheck "+buildInfo().Version+"\n")
+	command(t, "", "--help").wants(t, exitOK, " man ")
+	command(t, "", "help", "begin").wants(t, exitOK, "--request-id", "case $? in")
+	command(t, "", "help").wants(t, exitOK, "namespace")
+	command(t, "", "__complete", "help", "namespace", "p").wants(t, exitOK, "put")
+	command(t, "", "help", "nosuch").complains(t, exitUsage, "nosuch")
+	command(t, "", "help", "namespace", "nosuch").complains(t, exitUsage, "nosuch")
+	put := command(t, "", "namespace", "put", "--help")
+	for _, name := range []string{"off", "rate-per-second", "max-records", "rollout-thousandths", "rollout-by", "rollout-allow"} {
+		if !regexp.MustCompile(`--` + name + ` .*\(not served yet\)`).MatchString(put.stdout) {
+			t.Errorf("--%s is not marked", name)
+		}
+	}
+	for _, name := range []string{"cache-ttl-min", "cache-ttl-max", "without-etcd"} {
+		if !regexp.MustCompile(`--` + name + ` .*\(no effect yet\)`).MatchString(put.stdout) {
+			t.Errorf("--%s is not marked", name)
+		}
+	}
 	dir := filepath.Join(t.TempDir(), "man")
 	command(t, "", "man", "--dir", dir).wants(t, exitOK)
 	page, err := os.ReadFile(filepath.Join(dir, "dualcheck-begin.1"))
-	if err != nil || !strings.Contains(string(page), "fingerprint") {
+	if err != nil || !strings.Contains(string(page), "fingerprint") || !strings.Contains(string(page), `.TH "DUALCHECK-BEGIN" "1"`) {
 		t.Errorf("the manual page is %.200s (%v)", page, err)
 	}
 }
@@ -477,9 +505,11 @@ func TestTheTablesAreWhole(t *testing.T) {
 			t.Errorf("%s is not a reason", reason)
 		}
 	}
+	before := -1
 	for _, e := range exitCodes {
-		if e.meaning == "" {
-			t.Errorf("exit status %d means nothing", e.code)
+		if e.meaning == "" || e.code <= before {
+			t.Errorf("exit status %d means %q, after %d", e.code, e.meaning, before)
 		}
+		before = e.code
 	}
 }

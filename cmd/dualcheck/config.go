@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"maps"
 	"net"
 	"net/url"
 	"os"
@@ -131,17 +133,30 @@ func settingNames() []string {
 	return names
 }
 
-// loaded are settings and where each came from.
+// loaded are settings, where each came from, and what is wrong with them.
 type loaded struct {
 	settings
-	from map[string]string
+	from     map[string]string
+	unread   map[string]bool // settings whose values could not be taken
+	mistakes []error
 }
 
-// loadSettings reads flags over the environment over the file over the defaults.
-// What is not known is refused, so that no misspelt setting is silently without
-// effect; the errors are sentences that say which setting and where.
+// loadSettings reads the settings, and says of those that cannot be used all that is
+// wrong with them.
 func loadSettings(flags *pflag.FlagSet, environ []string) (*loaded, error) {
-	l := &loaded{settings: defaultSettings(), from: map[string]string{}}
+	l, err := readSettings(flags, environ)
+	if err != nil {
+		return nil, err
+	}
+	l.check()
+	return l, l.err()
+}
+
+// readSettings reads flags over the environment over the file over the defaults.
+// What is not known is a mistake, so that no misspelt setting is silently without
+// effect; mistakes are sentences that say which setting and where.
+func readSettings(flags *pflag.FlagSet, environ []string) (*loaded, error) {
+	l := &loaded{settings: defaultSettings(), from: map[string]string{}, unread: map[string]bool{}}
 	path, err := configPath(flags, environ)
 	if err != nil {
 		return nil, err
@@ -149,11 +164,9 @@ func loadSettings(flags *pflag.FlagSet, environ []string) (*loaded, error) {
 	if path != "" {
 		k := koanf.New("\x00") // no setting's name is a path
 		if err := k.Load(file.Provider(path), yaml.Parser()); err != nil {
-			return nil, usageErrorf("read the configuration %s: %w", path, err)
+			return nil, usageErrorf("read the configuration %s: %s", path, oneLine(err.Error()))
 		}
-		if err := l.take(k.Raw(), path, func(name string) string { return name }); err != nil {
-			return nil, err
-		}
+		l.take(k.Raw(), path, func(name string) string { return name })
 	}
 	env := map[string]any{}
 	for _, entry := range environ {
@@ -164,9 +177,7 @@ func loadSettings(flags *pflag.FlagSet, environ []string) (*loaded, error) {
 		}
 		env[strings.ReplaceAll(strings.ToLower(name), "_", "-")] = value
 	}
-	if err := l.take(env, "the environment", variableOf); err != nil {
-		return nil, err
-	}
+	l.take(env, "the environment", variableOf)
 	given := map[string]any{}
 	flags.Visit(func(f *pflag.Flag) {
 		if slices.Contains(settingNames(), f.Name) {
@@ -176,10 +187,66 @@ func loadSettings(flags *pflag.FlagSet, environ []string) (*loaded, error) {
 			}
 		}
 	})
-	if err := l.take(given, "the flags", func(name string) string { return "--" + name }); err != nil {
-		return nil, err
+	l.take(given, "the flags", func(name string) string { return "--" + name })
+	return l, nil
+}
+
+// mistake notes what is wrong with these settings, and where they came from.
+func (l *loaded) mistake(names []string, format string, args ...any) {
+	if slices.ContainsFunc(names, func(name string) bool { return l.unread[name] }) {
+		return // its value was never taken, and that is a mistake already
 	}
-	return l, l.check()
+	l.mistakes = append(l.mistakes, fmt.Errorf("%s (%s)", oneLine(fmt.Sprintf(format, args...)), l.origins(names)))
+}
+
+// origin is where a setting came from.
+func (l *loaded) origin(name string) string {
+	if from := l.from[name]; from != "" {
+		return from
+	}
+	return "default"
+}
+
+// origins tells where settings came from: in a word, if that is one place.
+func (l *loaded) origins(names []string) string {
+	one, each := "default", []string(nil)
+	if len(names) > 0 {
+		one = l.origin(names[0])
+	}
+	for _, name := range names {
+		if l.origin(name) != one {
+			one = ""
+		}
+		each = append(each, name+": "+l.origin(name))
+	}
+	if one != "" {
+		return one
+	}
+	return strings.Join(each, ", ")
+}
+
+// err is nil, or all mistakes, one a line.
+func (l *loaded) err() error {
+	switch len(l.mistakes) {
+	case 0:
+		return nil
+	case 1:
+		return usageErrorf("the settings cannot be used: %w", l.mistakes[0])
+	}
+	return usageErrorf("the settings cannot be used:\n%w", errors.Join(l.mistakes...))
+}
+
+// lineByLine says an error of several lines, which would be put into one otherwise.
+func lineByLine(cmd *cobra.Command, err error) error {
+	if err == nil || !isUsage(err) || !strings.Contains(err.Error(), "\n") {
+		return err
+	}
+	first, rest, _ := strings.Cut(err.Error(), "\n")
+	fmt.Fprintln(cmd.ErrOrStderr(), "dualcheck: "+first)
+	for line := range strings.SplitSeq(rest, "\n") {
+		fmt.Fprintln(cmd.ErrOrStderr(), "  "+printable(line))
+	}
+	return &exitError{code: exitUsage}
 }
 
 const configVariable = envPrefix + "CONFIG"
@@ -207,33 +274,37 @@ func variableOf(name string) string {
 
 // take puts what one source says over what is there. spell is how that source
 // spells a setting's name.
-func (l *loaded) take(values map[string]any, source string, spell func(string) string) error {
+func (l *loaded) take(values map[string]any, source string, spell func(string) string) {
+	bad := func(name, what string) {
+		l.unread[name] = true
+		l.mistakes = append(l.mistakes, fmt.Errorf("%s: %s", source, oneLine(what)))
+	}
 	names := settingNames()
-	for name := range values {
-		if slices.Contains(names, name) {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if !slices.Contains(names, name) {
+			hint := ""
+			if near := nearest(name, names); near != "" {
+				hint = ": did you mean " + spell(near) + "?"
+			}
+			bad(name, "there is no setting "+spell(name)+hint)
 			continue
 		}
-		hint := ""
-		if near := nearest(name, names); near != "" {
-			hint = ": did you mean " + spell(near) + "?"
-		}
-		return usageErrorf("%s: there is no setting %s%s", source, spell(name), hint)
-	}
-	for name, value := range values {
 		k := koanf.New("\x00")
-		if err := k.Load(confmap.Provider(map[string]any{name: value}, ""), nil); err != nil {
-			return usageErrorf("%s: %s: %w", source, spell(name), err)
+		if err := k.Load(confmap.Provider(map[string]any{name: values[name]}, ""), nil); err != nil {
+			bad(name, spell(name)+": "+err.Error())
+			continue
 		}
 		err := k.UnmarshalWithConf("", &l.settings, koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
 			TagName: "koanf", ErrorUnused: true, WeaklyTypedInput: true,
 			DecodeHook: mapstructure.ComposeDecodeHookFunc(plainValue, mapstructure.StringToTimeDurationHookFunc(), mapstructure.StringToSliceHookFunc(",")),
 		}})
 		if err != nil {
-			return usageErrorf("%s: %s: %s", source, spell(name), meaning(err))
+			bad(name, spell(name)+": "+meaning(err))
+			continue
 		}
+		delete(l.unread, name)
 		l.from[name] = source
 	}
-	return nil
 }
 
 // plainValue refuses what would only be taken by guessing.
@@ -291,65 +362,133 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// check reports every mistake in what the settings say, each in a sentence.
-func (l *loaded) check() error {
-	var mistakes []string
-	bad := func(format string, args ...any) { mistakes = append(mistakes, fmt.Sprintf(format, args...)) }
-	for _, a := range []struct{ name, value string }{
-		{"grpc-addr", l.GRPCAddr}, {"http-addr", l.HTTPAddr}, {"debug-addr", l.DebugAddr}, {"advertise-addr", l.AdvertiseAddr},
-	} {
-		if a.value == "" && (a.name == "debug-addr" || a.name == "advertise-addr") {
-			continue
+// listenAddr is an address to listen at, and its setting.
+type listenAddr struct{ name, value string }
+
+// check notes every mistake in what the settings say.
+func (l *loaded) check() {
+	bad := func(name, format string, args ...any) { l.mistake([]string{name}, format, args...) }
+	listening := []listenAddr{{"grpc-addr", l.GRPCAddr}, {"http-addr", l.HTTPAddr}}
+	if l.DebugAddr != "" {
+		listening = append(listening, listenAddr{"debug-addr", l.DebugAddr})
+	}
+	for i, a := range listening {
+		if err := checkHostPort(a.value, 0); err != nil {
+			bad(a.name, "%s %q %v", a.name, a.value, err)
 		}
-		if _, _, err := net.SplitHostPort(a.value); err != nil {
-			bad("%s %q is no host:port", a.name, a.value)
+		for _, b := range listening[:i] {
+			if samePort(a.value, b.value) {
+				l.mistake([]string{b.name, a.name}, "%s %q and %s %q are one port: give each its own", b.name, b.value, a.name, a.value)
+			}
+		}
+	}
+	if l.AdvertiseAddr != "" {
+		if err := checkHostPort(l.AdvertiseAddr, 1); err != nil {
+			bad("advertise-addr", "advertise-addr %q %v", l.AdvertiseAddr, err)
 		}
 	}
 	if len(l.EtcdEndpoints) == 0 {
-		bad("etcd-endpoints says no address of etcd")
+		bad("etcd-endpoints", "etcd-endpoints says no address of etcd: give one or more host:port")
 	}
 	secure := 0
 	for _, e := range l.EtcdEndpoints {
 		if err := checkEndpoint(e); err != nil {
-			bad("etcd-endpoints: %q %v", e, err)
+			bad("etcd-endpoints", "etcd-endpoints: %q %v", e, err)
 		}
 		if strings.HasPrefix(e, "https://") {
 			secure++
 		}
 	}
 	if secure > 0 && secure < len(l.EtcdEndpoints) {
-		bad("etcd-endpoints are https:// all or none")
+		bad("etcd-endpoints", "etcd-endpoints are https:// all or none")
 	}
 	if (l.EtcdCertFile == "") != (l.EtcdKeyFile == "") {
-		bad("etcd-cert-file and etcd-key-file go together")
+		l.mistake([]string{"etcd-cert-file", "etcd-key-file"}, "etcd-cert-file and etcd-key-file go together")
 	}
+	passwords := []string{"etcd-password", "etcd-password-file"}
 	if l.EtcdPassword != "" && l.EtcdPasswordFile != "" {
-		bad("etcd-password and etcd-password-file exclude each other")
+		l.mistake(passwords, "etcd-password and etcd-password-file exclude each other")
 	}
 	if hasPassword := l.EtcdPassword != "" || l.EtcdPasswordFile != ""; hasPassword != (l.EtcdUser != "") {
-		bad("etcd-user and its password go together")
+		l.mistake(append(passwords, "etcd-user"), "etcd-user and its password go together")
 	}
 	if (l.TLSCertFile == "") != (l.TLSKeyFile == "") {
-		bad("tls-cert-file and tls-key-file go together")
+		l.mistake([]string{"tls-cert-file", "tls-key-file"}, "tls-cert-file and tls-key-file go together")
 	}
-	if _, err := telemetry.NewLogger(io.Discard, telemetry.LogFormat(l.LogFormat), l.LogLevel); err != nil {
-		bad("%v", err)
+	if _, err := telemetry.NewLogger(io.Discard, telemetry.LogText, l.LogLevel); err != nil {
+		bad("log-level", "%v", err)
+	}
+	if _, err := telemetry.NewLogger(io.Discard, telemetry.LogFormat(l.LogFormat), "info"); err != nil {
+		bad("log-format", "%v", err)
 	}
 	for _, d := range []struct {
 		name  string
 		value time.Duration
 	}{{"max-connection-age", l.MaxConnectionAge}, {"pre-drain-delay", l.PreDrainDelay}, {"drain-timeout", l.DrainTimeout}} {
 		if d.value < 0 {
-			bad("%s is 0 or more, not %v", d.name, d.value)
+			bad(d.name, "%s is 0 or more, not %v", d.name, d.value)
 		}
 	}
 	if l.DrainTimeout <= l.PreDrainDelay {
-		bad("drain-timeout %v leaves no time after a pre-drain-delay of %v", l.DrainTimeout, l.PreDrainDelay)
+		l.mistake([]string{"drain-timeout", "pre-drain-delay"}, "drain-timeout %v leaves no time after a pre-drain-delay of %v", l.DrainTimeout, l.PreDrainDelay)
 	}
-	if len(mistakes) > 0 {
-		return usageErrorf("the settings cannot be used: %s", strings.Join(mistakes, "; "))
+}
+
+// checkFiles reads the files that the settings name, to find mistakes early.
+func (l *loaded) checkFiles() {
+	if _, err := l.password(); err != nil {
+		l.mistake([]string{"etcd-password-file"}, "%v", err)
+	}
+	of := func(names ...string) []string { // those that are set
+		return slices.DeleteFunc(names, func(name string) bool { return l.from[name] == "" })
+	}
+	if (l.EtcdCertFile == "") == (l.EtcdKeyFile == "") && len(l.EtcdEndpoints) > 0 {
+		if _, err := l.etcdTLS(); err != nil {
+			l.mistake(of("etcd-ca-file", "etcd-cert-file", "etcd-key-file"), "%v", err)
+		}
+	}
+	if (l.TLSCertFile == "") == (l.TLSKeyFile == "") {
+		if _, err := l.ownTLS(slog.New(slog.DiscardHandler)); err != nil {
+			l.mistake(of("tls-cert-file", "tls-key-file"), "%v", err)
+		}
+	}
+}
+
+// checkHostPort checks host:port, the port being a number from least, or the name
+// of a service.
+func checkHostPort(addr string, least int) error {
+	_, name, err := net.SplitHostPort(addr)
+	if err != nil {
+		return errors.New("is no host:port")
+	}
+	if port, err := net.LookupPort("tcp", name); err != nil || port < least {
+		return fmt.Errorf("has port %q, which is not from %d to 65535", name, least)
 	}
 	return nil
+}
+
+// samePort reports whether two addresses to listen at are one.
+func samePort(a, b string) bool {
+	aHost, aName, errA := net.SplitHostPort(a)
+	bHost, bName, errB := net.SplitHostPort(b)
+	if errA != nil || errB != nil {
+		return false
+	}
+	aPort, errA := net.LookupPort("tcp", aName)
+	bPort, errB := net.LookupPort("tcp", bName)
+	if errA != nil || errB != nil || aPort == 0 || aPort != bPort {
+		return false // port 0 is another one each time
+	}
+	everywhere := func(host string) bool {
+		ip := net.ParseIP(host)
+		return host == "" || ip != nil && ip.IsUnspecified()
+	}
+	here := func(host string) bool {
+		ip := net.ParseIP(host)
+		return host == "localhost" || ip != nil && ip.IsLoopback()
+	}
+	named := aHost == "localhost" || bHost == "localhost"
+	return aHost == bHost || everywhere(aHost) || everywhere(bHost) || named && here(aHost) && here(bHost)
 }
 
 func checkEndpoint(e string) error {
@@ -361,10 +500,7 @@ func checkEndpoint(e string) error {
 		}
 		host = u.Host
 	}
-	if _, _, err := net.SplitHostPort(host); err != nil {
-		return errors.New("is no host:port")
-	}
-	return nil
+	return checkHostPort(host, 1)
 }
 
 // password is etcd's, from where the settings say.
@@ -387,7 +523,7 @@ func newConfigCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := loadSettings(cmd.Flags(), os.Environ())
 			if err != nil {
-				return err
+				return lineByLine(cmd, err)
 			}
 			return l.print(cmd.OutOrStdout())
 		},
@@ -405,12 +541,14 @@ func newConfigCommand() *cobra.Command {
 
 // checkConfig reads the settings and the files they name, and talks to nobody.
 func checkConfig(cmd *cobra.Command) error {
-	l, err := loadSettings(cmd.Flags(), os.Environ())
+	l, err := readSettings(cmd.Flags(), os.Environ())
 	if err != nil {
 		return err
 	}
-	if err := l.readFiles(); err != nil {
-		return usageErrorf("the settings cannot be used: %w", err)
+	l.check()
+	l.checkFiles()
+	if err := l.err(); err != nil {
+		return lineByLine(cmd, err)
 	}
 	fmt.Fprintln(cmd.OutOrStdout(), "the settings are in order")
 	return nil
@@ -421,10 +559,6 @@ func (l *loaded) print(w io.Writer) error {
 	v := reflect.ValueOf(l.settings)
 	for i, f := range slices.Collect(reflect.TypeFor[settings]().Fields()) {
 		name := f.Tag.Get("koanf")
-		from := l.from[name]
-		if from == "" {
-			from = "default"
-		}
 		value := v.Field(i).Interface()
 		if d, ok := value.(time.Duration); ok {
 			value = d.String()
@@ -445,7 +579,7 @@ func (l *loaded) print(w io.Writer) error {
 		if more {
 			rest = "\n" + rest
 		}
-		if _, err := fmt.Fprintf(w, "%s%s # %s%s\n", prefix, first, from, rest); err != nil {
+		if _, err := fmt.Fprintf(w, "%s%s # %s%s\n", prefix, first, l.origin(name), rest); err != nil {
 			return err
 		}
 	}

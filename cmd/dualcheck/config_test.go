@@ -115,7 +115,18 @@ func TestSettingsThatAreRefused(t *testing.T) {
 		"a log format":               {flags: []string{ok, "--log-format=xml"}, says: `log format "xml"`},
 		"a negative duration":        {flags: []string{ok, "--max-connection-age=-1s"}, says: "max-connection-age is 0 or more"},
 		"no time to drain":           {flags: []string{ok, "--pre-drain-delay=1m"}, says: "leaves no time"},
-		"two mistakes":               {flags: []string{"--log-level=loud", "--grpc-addr=x"}, says: `is no host:port; etcd-endpoints says`},
+		"two mistakes":               {flags: []string{"--log-level=loud", "--grpc-addr=x"}, says: "is no host:port (the flags)\netcd-endpoints says no address of etcd: give one or more host:port (default)\nlog level \"loud\""},
+		"mistakes of all sources": {file: "grpc-adr: x:1\nlog-keys: 1", env: []string{"DUALCHECK_DRAIN_TIMEOUT=soon"}, flags: []string{ok, "--log-level=loud"},
+			says: "did you mean grpc-addr?\n"},
+		"a port over 65535":      {flags: []string{ok, "--http-addr=:70700"}, says: `http-addr ":70700" has port "70700", which is not from 0 to 65535 (the flags)`},
+		"a port below 0":         {env: []string{"DUALCHECK_GRPC_ADDR=:-1"}, flags: []string{ok}, says: `has port "-1", which is not from 0 to 65535 (the environment)`},
+		"a word as a port":       {flags: []string{ok, "--debug-addr=localhost:pprof"}, says: `debug-addr "localhost:pprof" has port "pprof"`},
+		"no port to advertise":   {flags: []string{ok, "--advertise-addr=a:0"}, says: `advertise-addr "a:0" has port "0", which is not from 1 to 65535`},
+		"etcd at port 0":         {flags: []string{"--etcd-endpoints=a:0"}, says: `etcd-endpoints: "a:0" has port "0", which is not from 1`},
+		"etcd's port in a URL":   {flags: []string{"--etcd-endpoints=http://a:99999"}, says: `has port "99999", which is not from 1 to 65535`},
+		"one port twice":         {file: "http-addr: 0.0.0.0:7070", flags: []string{ok}, says: `grpc-addr ":7070" and http-addr "0.0.0.0:7070" are one port: give each its own (grpc-addr: default, http-addr: `},
+		"the debug port as well": {flags: []string{ok, "--debug-addr=127.0.0.1:7071"}, says: `http-addr ":7071" and debug-addr "127.0.0.1:7071" are one port`},
+		"one port by name":       {flags: []string{ok, "--debug-addr=localhost:9000", "--http-addr=127.0.0.1:9000"}, says: `are one port: give each its own (the flags)`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := settled(t, c.file, c.env, c.flags...)
@@ -123,6 +134,38 @@ func TestSettingsThatAreRefused(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.says)
 			}
 		})
+	}
+}
+
+func TestMistakesOfAllSourcesAreToldAtOnce(t *testing.T) {
+	_, err := settled(t, "grpc-adr: x:1\nlog-keys: 1", []string{"DUALCHECK_DRAIN_TIMEOUT=soon"}, "--log-level=loud", "--http-addr=x")
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) != 7 {
+		t.Fatalf("%d lines: %v", len(lines), err)
+	}
+	for i, says := range []string{
+		"the settings cannot be used:", "there is no setting grpc-adr", "log-keys: it must be true or false", "the environment: DUALCHECK_DRAIN_TIMEOUT: ",
+		`http-addr "x" is no host:port (the flags)`, "etcd-endpoints says no address of etcd: give one or more host:port (default)", `log level "loud" is none of debug, info, warn, error (the flags)`,
+	} {
+		if !strings.Contains(lines[i], says) {
+			t.Errorf("line %d is %q, want %q", i, lines[i], says)
+		}
+	}
+}
+
+func TestPortsThatAreNotOne(t *testing.T) {
+	for _, c := range [][2]string{{":0", ":0"}, {"127.0.0.1:1", "127.0.0.1:2"}, {"127.0.0.1:1", "10.0.0.1:1"}, {"localhost:1", "10.0.0.1:1"}, {"x", ":1"}, {":1", ":none"}} {
+		if samePort(c[0], c[1]) || samePort(c[1], c[0]) {
+			t.Errorf("%s and %s are taken for one", c[0], c[1])
+		}
+	}
+	for _, c := range [][2]string{{":1", ":1"}, {"[::]:1", "127.0.0.1:1"}, {"localhost:1", "[::1]:1"}} {
+		if !samePort(c[0], c[1]) || !samePort(c[1], c[0]) {
+			t.Errorf("%s and %s are not taken for one", c[0], c[1])
+		}
 	}
 }
 
@@ -155,7 +198,8 @@ func TestPasswords(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.readFiles(); err == nil || !strings.Contains(err.Error(), "etcd-password-file") {
+	l.checkFiles()
+	if err := l.err(); err == nil || !strings.Contains(err.Error(), "etcd-password-file") || !strings.HasSuffix(err.Error(), "(the environment)") {
 		t.Errorf("a password that cannot be read: %v", err)
 	}
 }

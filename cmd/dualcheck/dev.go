@@ -31,12 +31,15 @@ func newDevCommand() *cobra.Command {
 		Short: "Run everything on this machine, from nothing",
 		Long: `Runs a whole dualcheck in one process, its etcd included. What it keeps is in
 --state-dir and is there again at the next start, also after a crash. Once it
-can serve, ` + devFile + ` in that directory says where.`,
+can serve, ` + devFile + ` in that directory says where.
+
+It logs warnings and, whatever the level, what operators did: namespaces put and
+deleted, records resolved and forgotten, and why.`,
 		Example: `  dualcheck dev
   dualcheck dev --state-dir /tmp/dc --grpc-addr 127.0.0.1:0 --http-addr 127.0.0.1:0`,
 		Args: arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			log, err := telemetry.NewLogger(cmd.ErrOrStderr(), telemetry.LogFormat(s.LogFormat), s.LogLevel)
+			log, err := telemetry.NewTerseLogger(cmd.ErrOrStderr(), telemetry.LogFormat(s.LogFormat), s.LogLevel)
 			if err != nil {
 				return usageErrorf("%w", err)
 			}
@@ -124,12 +127,12 @@ func devHello(stateDir string, at devAddrs) string {
 	}
 	return fmt.Sprintf(`dualcheck is ready: gRPC %[1]s, JSON http://%[2]s, etcd %[3]s; kept in %[4]s
 
-  dualcheck begin demo order-1%[5]s
+  %[6]s begin demo order-1%[5]s
   curl -s http://%[2]s/v1/dedup:begin -d '{"namespace": "demo", "key": "order-2"}'
   grpcurl -plaintext -d '{"namespace": "demo", "key": "order-3"}' %[1]s dualcheck.v1.DedupService/Begin
 
 The first of each key is FIRST, with a claim; the next is IN_PROGRESS. Ctrl-C stops it.
-`, at.GRPC, at.HTTP, at.Etcd, stateDir, addr)
+`, at.GRPC, at.HTTP, at.Etcd, stateDir, addr, program())
 }
 
 // stateLock keeps a second dev off the directory; the system gives it back if the

@@ -30,6 +30,7 @@ const (
 	exitNotFound       = 8
 	exitRefused        = 9
 	exitUnavailable    = 10
+	exitDone           = 11
 	exitInterrupted    = 130
 )
 
@@ -38,17 +39,18 @@ var exitCodes = []struct {
 	code    int
 	meaning string
 }{
-	{exitOK, "done; for begin: FIRST (do the work) or REPLAY (it is done)"},
+	{exitOK, "done; for begin: FIRST, and nothing else: do the work"},
 	{exitFailure, "any other error; ingest: a line failed"},
 	{exitUsage, "a mistake in the command line or in the request (INVALID_ARGUMENT)"},
 	{exitInProgress, "IN_PROGRESS: another claim is live; ask again"},
-	{exitConflict, "CONFLICT: the key is known with another fingerprint or operation"},
+	{exitConflict, "CONFLICT: the key is known with another fingerprint or operation; ingest --fail-on-conflict: of a line"},
 	{exitUnknownOutcome, "UNKNOWN_OUTCOME: nobody knows what came of it; ingest: a line is in doubt"},
 	{exitFailedForGood, "REPLAY_FAILURE: it failed for good"},
 	{exitExpired, "EXPIRED: it was done, its result is no longer kept"},
 	{exitNotFound, "no such record or namespace (NOT_FOUND)"},
 	{exitRefused, "refused as things stand: claim lost, already finished, stale policy (ABORTED, ALREADY_EXISTS, FAILED_PRECONDITION)"},
 	{exitUnavailable, "no answer could be had; the same call may be repeated (UNAVAILABLE, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED)"},
+	{exitDone, "REPLAY: done already; nothing is to be done"},
 	{exitInterrupted, "interrupted"},
 }
 
@@ -65,7 +67,10 @@ func newExitCodesTopic() *cobra.Command {
 	return &cobra.Command{
 		Use:   "exit-codes",
 		Short: "What the exit status of a command says",
-		Long:  "What the exit status of a command says:\n\n" + exitCodesText(),
+		Long: "What the exit status of a command says:\n\n" + exitCodesText() + `
+An error is one line on the standard error. With -o json it is one JSON object
+there, with code and status (a gRPC code and its name), reason, message and
+exit_code, and where they help advice, metadata and request_id.`,
 	}
 }
 
@@ -74,6 +79,11 @@ func newExitCodesTopic() *cobra.Command {
 type exitError struct {
 	code int
 	err  error
+	// reason and status are shown as JSON; without them those of the code are.
+	reason string
+	status codes.Code
+	// help: --help would have told.
+	help bool
 }
 
 func (e *exitError) Error() string {
@@ -88,8 +98,10 @@ func (e *exitError) Unwrap() error { return e.err }
 // verdictExit is the status of begin for a verdict.
 func verdictExit(v dualcheckv1.Verdict) int {
 	switch v {
-	case dualcheckv1.Verdict_VERDICT_FIRST, dualcheckv1.Verdict_VERDICT_REPLAY:
+	case dualcheckv1.Verdict_VERDICT_FIRST:
 		return exitOK
+	case dualcheckv1.Verdict_VERDICT_REPLAY:
+		return exitDone
 	case dualcheckv1.Verdict_VERDICT_IN_PROGRESS:
 		return exitInProgress
 	case dualcheckv1.Verdict_VERDICT_REPLAY_FAILURE:
@@ -126,56 +138,99 @@ type problem struct {
 	// Code is the gRPC code, Status its name.
 	Code     int               `json:"code"`
 	Status   string            `json:"status"`
-	Reason   string            `json:"reason,omitempty"`
+	Reason   string            `json:"reason"`
 	Message  string            `json:"message"`
 	Advice   string            `json:"advice,omitempty"`
 	Metadata map[string]string `json:"metadata,omitempty"`
-	ExitCode int               `json:"exit_code"`
+	// RequestID repeats the very call.
+	RequestID string `json:"request_id,omitempty"`
+	ExitCode  int    `json:"exit_code"`
+
+	// told: the reason is the server's own.
+	told bool
+}
+
+// standing is what an error comes to that has nothing but an exit status.
+func standing(exit int) (code codes.Code, reason string) {
+	switch exit {
+	case exitUsage:
+		return codes.InvalidArgument, "USAGE"
+	case exitRefused:
+		return codes.FailedPrecondition, "REFUSED"
+	case exitUnavailable:
+		return codes.Unavailable, "STORE_UNAVAILABLE"
+	case exitInterrupted:
+		return codes.Canceled, "INTERRUPTED"
+	}
+	return codes.Internal, "INTERNAL"
 }
 
 // problemOf says what an error comes to.
 func problemOf(err error) problem {
-	if isUsage(err) {
-		return problem{
-			Code: int(codes.InvalidArgument), Status: codeName(codes.InvalidArgument), Reason: "USAGE",
-			Message: oneLine(err.Error()), Advice: "--help shows what is possible", ExitCode: exitUsage,
+	p := problem{Message: oneLine(err.Error()), ExitCode: exitFailure}
+	var code codes.Code
+	own, isOwn := errors.AsType[*exitError](err)
+	s, isStatus := statusOf(err)
+	switch {
+	case isUsage(err):
+		p.ExitCode = exitUsage
+		if !isOwn || own.help {
+			p.Advice = "--help shows what is possible"
 		}
-	}
-	p := problem{Code: int(codes.Unknown), Status: codeName(codes.Unknown), Message: oneLine(err.Error()), ExitCode: exitFailure}
-	if s, ok := statusOf(err); ok {
-		p.Code, p.Status, p.ExitCode = int(s.Code()), codeName(s.Code()), codeExit(s.Code())
-		p.Message = oneLine(s.Message())
+	case errors.Is(err, context.Canceled):
+		p.Message, p.ExitCode = "interrupted", exitInterrupted
+	case isOwn:
+		p.ExitCode, code, p.Reason = own.code, own.status, own.reason
+	case isStatus:
+		code, p.ExitCode, p.Message = s.Code(), codeExit(s.Code()), oneLine(s.Message())
+		p.Reason = codeName(code)
 		for _, detail := range s.Details() {
 			switch detail := detail.(type) {
 			case *errdetails.ErrorInfo:
-				p.Reason, p.Metadata = detail.GetReason(), detail.GetMetadata()
+				p.Reason, p.Metadata, p.told = detail.GetReason(), detail.GetMetadata(), true
 			case *errdetails.RetryInfo:
 				p.Advice = fmt.Sprintf("try again in %v", detail.GetRetryDelay().AsDuration())
 			}
 		}
-		if advice := adviceFor(p.Reason, s.Code()); advice != "" {
-			p.Advice = advice
-		}
 	}
-	if errors.Is(err, context.Canceled) {
-		p.Message, p.ExitCode = "interrupted", exitInterrupted
+	usual, reason := standing(p.ExitCode)
+	if code == codes.OK {
+		code = usual
 	}
-	if own, ok := errors.AsType[*exitError](err); ok {
-		p.ExitCode = own.code
+	if p.Reason == "" {
+		p.Reason = reason
 	}
-	switch p.ExitCode {
-	case exitInterrupted:
-		p.Code, p.Status = int(codes.Canceled), codeName(codes.Canceled)
-	case exitRefused:
-		if p.Code == int(codes.Unknown) {
-			p.Code, p.Status = int(codes.FailedPrecondition), codeName(codes.FailedPrecondition)
-		}
-	case exitUnavailable:
-		if p.Code == int(codes.Unknown) {
-			p.Code, p.Status = int(codes.Unavailable), codeName(codes.Unavailable)
-		}
-	}
+	p.Code, p.Status = int(code), codeName(code)
+	p.advise(err)
 	return p
+}
+
+// advise adds what can be done about an error of a call.
+func (p *problem) advise(err error) {
+	t, unanswered := errors.AsType[*trouble](err)
+	if unanswered {
+		p.ExitCode, p.Advice, p.told = t.exit, t.advice, false
+	}
+	call, called := errors.AsType[*callError](err)
+	if !called {
+		return
+	}
+	if !unanswered {
+		if text := adviceFor(call, *p); text != "" {
+			p.Advice = text
+		}
+	}
+	if call.requestID != "" && mayBeRepeated(p.Code) {
+		p.RequestID = call.requestID
+		repeat := "repeat it with --request-id=" + shellWord(call.requestID)
+		if unanswered && t.code == codes.DeadlineExceeded {
+			p.Advice = "it may need more --timeout"
+		}
+		if p.Advice != "" {
+			repeat = p.Advice + "; " + repeat
+		}
+		p.Advice = repeat
+	}
 }
 
 // statusOf is the gRPC status that an error carries.
@@ -210,7 +265,7 @@ func reportError(w io.Writer, err error, asJSON bool) int {
 		}
 	}
 	text := "dualcheck: " + printable(p.Message)
-	if p.Reason != "" && p.Reason != "USAGE" {
+	if p.told {
 		text += " (" + printable(p.Reason) + ")"
 	}
 	if p.Advice != "" {

@@ -29,6 +29,8 @@ type fakeServer struct {
 	revision   int64
 	resolved   *dualcheckv1.ResolveRecordRequest
 	forgotten  *dualcheckv1.ForgetRecordRequest
+	// members are etcd's, if a test wants others.
+	members []*dualcheckv1.EtcdMember
 }
 
 // startFake serves a fake on a free port until the test ends.
@@ -151,7 +153,7 @@ func (s *fakeServer) ForgetRecord(_ context.Context, q *dualcheckv1.ForgetRecord
 }
 
 func (s *fakeServer) GetCluster(context.Context, *dualcheckv1.GetClusterRequest) (*dualcheckv1.GetClusterResponse, error) {
-	return &dualcheckv1.GetClusterResponse{
+	answer := &dualcheckv1.GetClusterResponse{
 		Node:  "node-1",
 		Nodes: []*dualcheckv1.Node{{Id: "node-1", Version: "1.0", GrpcAddr: "10.0.0.1:7070", Ticks: true}, {Id: "node-2"}},
 		Clock: &dualcheckv1.Clock{Time: durationpb.New(90e9), TickVersion: 180, Age: durationpb.New(2e8)},
@@ -160,5 +162,9 @@ func (s *fakeServer) GetCluster(context.Context, *dualcheckv1.GetClusterRequest)
 			{Endpoint: "http://a:2379", Version: "3.7.3", Leader: true, DbSizeBytes: 1 << 20, QuotaBytes: 8 << 30},
 			{Endpoint: "http://b:2379", Error: "connection refused\n\x1b[2J"},
 		},
-	}, nil
+	}
+	if s.members != nil {
+		answer.EtcdMembers = s.members
+	}
+	return answer, nil
 }

@@ -56,9 +56,20 @@ func (r *resultFlags) read(cmd *cobra.Command) (*dualcheckv1.Result, error) {
 		}
 	}
 	if len(body) > maxMessage-(64<<10) {
-		return nil, usageErrorf("the body has %d bytes, more than a message may have: send --omitted-digest and --omitted-size instead", len(body))
+		return nil, inputErrorf("the body has %d bytes, more than a message may have: send --omitted-digest and --omitted-size instead", len(body))
 	}
 	return &dualcheckv1.Result{Code: r.code, ContentType: r.contentType, Body: body, Metadata: metadata}, nil
+}
+
+// warnNotKept warns of a result's body that was sent and is not kept.
+func warnNotKept(cmd *cobra.Command, sent *dualcheckv1.Result, r *dualcheckv1.Record, namespace string, given []string) {
+	if len(sent.GetBody()) == 0 || !r.GetResultOmitted() {
+		return
+	}
+	warn(cmd, "the body of %d bytes was not kept, the key is finished all the same: the namespace's max_result_bytes is less (256 KiB by default); "+
+		"%s raises it to at most 1048576 (the policy is put as a whole: %s shows what it has)", len(sent.GetBody()),
+		commandLine("namespace put", []string{namespace}, given, "--max-result-bytes=BYTES"),
+		commandLine("namespace get", []string{namespace}, given))
 }
 
 func newCompleteCommand() *cobra.Command {
@@ -72,6 +83,12 @@ func newCompleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "complete NAMESPACE KEY --token TOKEN",
 		Short: "Store the result of the work; the key is finished for good",
+		Long: `Store the result of the work; the key is finished for good, and everyone else is
+given the result.
+
+A body is kept up to the namespace's max_result_bytes: 256 KiB by default, 1 MiB at
+most (namespace put --max-result-bytes). Of a longer one the size and digest alone
+are kept, the key is finished all the same, and complete warns of it.`,
 		Example: `  dualcheck complete payments order-4711 --token=… --code 201 --content-type application/json --body '{"id":7}'
   make-report | dualcheck complete reports may --token=… --body-file -`,
 		Args: arguments("NAMESPACE", "KEY"),
@@ -115,7 +132,8 @@ func newCompleteCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printMessage(cmd, answer, func(p *page) { printState(p, answer.GetRecord()) })
+			warnNotKept(cmd, stored, answer.GetRecord(), request.GetNamespace(), server.given(cmd))
+			return printMessage(cmd, answer, func(p *page) { printState(p, answer.GetRecord(), server.given(cmd)) })
 		})
 	}
 	return cmd
@@ -166,7 +184,7 @@ func newFailCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printMessage(cmd, answer, func(p *page) { printState(p, answer.GetRecord()) })
+			return printMessage(cmd, answer, func(p *page) { printState(p, answer.GetRecord(), server.given(cmd)) })
 		})
 	}
 	return cmd

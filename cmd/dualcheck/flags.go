@@ -111,9 +111,17 @@ func readFile(cmd *cobra.Command, flag, path string) ([]byte, error) {
 		raw, err = os.ReadFile(path)
 	}
 	if err != nil {
-		return nil, usageErrorf("read --%s: %w", flag, err)
+		return nil, inputErrorf("read --%s: %w", flag, err)
 	}
 	return raw, nil
+}
+
+// inputName is what a file that a flag names is called in a sentence.
+func inputName(flag, path string) string {
+	if path == "-" {
+		return "the standard input"
+	}
+	return strings.TrimSpace(flag + " " + path)
 }
 
 // oneStdin refuses a command line that takes the standard input for more than

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+	"google.golang.org/grpc/codes"
 
 	"github.com/dualcheck/dualcheck/internal/ingest"
 )
@@ -37,6 +39,8 @@ type ingestFlags struct {
 	contentType string
 	journal     string
 	rerun       bool
+	// failOnConflict: a conflict is not as good as done.
+	failOnConflict bool
 }
 
 func newIngestCommand() *cobra.Command {
@@ -84,8 +88,8 @@ claims that it left are held until dualcheck resolve all the same.
 An interrupt finishes what runs and prints the summary; a second one kills it.
 
 Exit status: 0, conflicts or not; 130 if interrupted; 10 if the service did not
-answer; else 1 if a line failed, 5 if one is in doubt, 6 if one had failed for
-good before.`,
+answer; else 1 if a line failed, 5 if one is in doubt, with --fail-on-conflict 4 if
+one was a conflict, 6 if one had failed for good before.`,
 		Example: `  dualcheck ingest deliveries.jsonl
   dualcheck ingest deliveries.jsonl --workers 64 -o json
   dualcheck ingest orders.jsonl --exec 'curl -sf --data-binary @- https://erp.example/orders'`,
@@ -108,6 +112,7 @@ good before.`,
 	f.StringVar(&flags.contentType, "content-type", "", "the media type of what the command prints")
 	f.StringVar(&flags.journal, "journal", "", "the journal's file (default FILE"+journalSuffix+"; needed with --exec for the standard input)")
 	f.BoolVar(&flags.rerun, "rerun-in-doubt", false, "run lines again that an earlier run began and did not see end")
+	f.BoolVar(&flags.failOnConflict, "fail-on-conflict", false, "end with exit status 4 if any line was a conflict")
 	fileFlag(cmd, "journal")
 
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -167,6 +172,10 @@ func runIngest(cmd *cobra.Command, server *clientFlags, flags *ingestFlags, path
 		Kill:         kill,
 		Report:       talk.note,
 		Progress:     talk.progress,
+		Hopeless:     isMistake,
+		Resolve: func(namespace, key string) string {
+			return commandLine("resolve", []string{namespace, key}, server.given(cmd), resolveChoices...)
+		},
 	}
 	if options.Owner == "" {
 		options.Owner = defaultOwner()
@@ -190,7 +199,7 @@ func runIngest(cmd *cobra.Command, server *clientFlags, flags *ingestFlags, path
 	if printErr := printValue(cmd, summary, func(p *page) { printSummary(p, summary) }); printErr != nil {
 		return errors.Join(err, printErr)
 	}
-	return ingestExit(summary, err)
+	return ingestExit(summary, err, flags.failOnConflict)
 }
 
 // openInput opens the file at path; length is its size in bytes, -1 if it is not
@@ -201,7 +210,7 @@ func openInput(cmd *cobra.Command, path string) (input io.Reader, length int64, 
 	}
 	file, err := os.Open(path)
 	if err != nil {
-		return nil, 0, nil, usageErrorf("open the input: %w", err)
+		return nil, 0, nil, inputErrorf("open the input: %w", err)
 	}
 	length = -1
 	if info, err := file.Stat(); err == nil && info.Mode().IsRegular() {
@@ -220,7 +229,7 @@ func openJournal(input, path string) (*ingest.Journal, error) {
 	}
 	journal, err := ingest.OpenJournal(path)
 	if errors.Is(err, ingest.ErrJournalInUse) {
-		return nil, &exitError{code: exitRefused, err: fmt.Errorf("%w; wait for it to end", err)}
+		return nil, &exitError{code: exitRefused, reason: "JOURNAL_IN_USE", err: fmt.Errorf("%w; wait for it to end", err)}
 	}
 	return journal, err
 }
@@ -237,7 +246,7 @@ func refuseDoubts(input string) error {
 		err = errors.New("commands of an earlier run with --exec are in doubt")
 	}
 	if err != nil {
-		return &exitError{code: exitRefused, err: fmt.Errorf("%s: %w; run with --exec again, or remove that file if they do not matter", path, err)}
+		return &exitError{code: exitRefused, reason: "LINES_IN_DOUBT", err: fmt.Errorf("%s: %w; run with --exec again, or remove that file if they do not matter", path, err)}
 	}
 	return nil
 }
@@ -314,8 +323,8 @@ func (t *talk) note(n ingest.Note) {
 	if n.Line > 0 {
 		text = fmt.Sprintf("line %d: %s", n.Line, text)
 	}
-	if n.Key != "" {
-		text += printable(n.Namespace+" "+n.Key) + ": "
+	if name := strings.TrimSpace(n.Namespace + " " + n.Key); name != "" {
+		text += printable(name) + ": "
 	}
 	fmt.Fprintln(t.to, text+printable(oneLine(n.Text)))
 }
@@ -364,20 +373,25 @@ func printSummary(p *page, s ingest.Summary) {
 }
 
 // ingestExit is the error, and so the exit status, of a run.
-func ingestExit(s ingest.Summary, err error) error {
+func ingestExit(s ingest.Summary, err error, failOnConflict bool) error {
+	lines := func(code int, status codes.Code, reason, text string, n int64) error {
+		return &exitError{code: code, status: status, reason: reason, err: fmt.Errorf("%d of %s %s", n, counted(s.Lines, "line"), text)}
+	}
 	switch {
 	case errors.Is(err, ingest.ErrInterrupted), errors.Is(err, ingest.ErrKilled):
-		return &exitError{code: exitInterrupted, err: fmt.Errorf("%w after %d lines; run it again for the rest", err, s.Lines)}
+		return &exitError{code: exitInterrupted, err: fmt.Errorf("%w after %s; run it again for the rest", err, counted(s.Lines, "line"))}
 	case errors.Is(err, ingest.ErrUnavailable):
 		return &exitError{code: exitUnavailable, err: fmt.Errorf("%w; run it again for the rest", err)}
 	case err != nil:
 		return err
 	case s.Failed > 0:
-		return &exitError{code: exitFailure, err: fmt.Errorf("%d of %d lines failed; the lines above say why", s.Failed, s.Lines)}
+		return lines(exitFailure, codes.FailedPrecondition, "LINES_FAILED", "failed; the lines above say why", s.Failed)
 	case s.InDoubt > 0:
-		return &exitError{code: exitUnknownOutcome, err: fmt.Errorf("%d of %d lines are in doubt; the lines above say what to do", s.InDoubt, s.Lines)}
+		return lines(exitUnknownOutcome, codes.Unknown, "LINES_IN_DOUBT", "are in doubt; the lines above say what to do", s.InDoubt)
+	case s.Conflict > 0 && failOnConflict:
+		return lines(exitConflict, codes.AlreadyExists, "LINES_IN_CONFLICT", "were not taken: their keys are known with other work", s.Conflict)
 	case s.ReplayFailure > 0:
-		return &exitError{code: exitFailedForGood, err: fmt.Errorf("%d of %d lines had failed for good before", s.ReplayFailure, s.Lines)}
+		return lines(exitFailedForGood, codes.FailedPrecondition, "LINES_FAILED_BEFORE", "had failed for good before", s.ReplayFailure)
 	}
 	return nil
 }

@@ -60,8 +60,22 @@ func TestIngestCountsEachLine(t *testing.T) {
 	}
 	again := command(t, deliveries, "ingest", "-", "--workers", "1")
 	again.wants(t, exitOK, "lines 4", "first 0", "replay 3", "conflict 1", "per_second")
-	if !strings.HasPrefix(again.stderr, "line 4: conflict: n b: ") {
+	if !strings.HasPrefix(again.stderr, "line 4: conflict: n b: ") || !strings.Contains(again.stderr, "give it a key of its own\n") {
 		t.Errorf("it told %q", again.stderr)
+	}
+}
+
+func TestIngestCanFailOnAConflict(t *testing.T) {
+	_, addr := startFake(t, &ingesttest.Service{})
+	conflicts := command(t, deliveries, "ingest", "-", "--addr", addr, "--fail-on-conflict")
+	conflicts.wants(t, exitConflict, "conflict 1")
+	if !strings.HasSuffix(conflicts.stderr, "\ndualcheck: 1 of 4 lines were not taken: their keys are known with other work\n") {
+		t.Errorf("it told %q", conflicts.stderr)
+	}
+	nameless := command(t, `{"key":"a","body":1}`, "ingest", "-", "--addr", addr)
+	nameless.wants(t, exitFailure)
+	if want := "line 1: failed: a: it has no namespace\ndualcheck: 1 of 1 line failed; the lines above say why\n"; nameless.stderr != want {
+		t.Errorf("it told %q, want %q", nameless.stderr, want)
 	}
 }
 
@@ -97,7 +111,11 @@ func TestIngestWithACommandStoresWhatItPrints(t *testing.T) {
 	if !strings.Contains(failed.stderr, "the key is held until its outcome is resolved): no") {
 		t.Errorf("it told %q", failed.stderr)
 	}
-	command(t, "", "ingest", other, "--exec", "true").wants(t, exitUnknownOutcome, "in_doubt 1")
+	doubt := command(t, "", "ingest", other, "--exec", "true")
+	doubt.wants(t, exitUnknownOutcome, "in_doubt 1")
+	if !strings.Contains(doubt.stderr, "find out, then: dualcheck resolve n c --state=succeeded|failed|released --reason=WHY\n") {
+		t.Errorf("it told %q", doubt.stderr)
+	}
 	third := textFile(t, "third.jsonl", `{"namespace":"n","key":"d","body":1}`)
 	command(t, "", "ingest", third, "--exec", "exit 9", "--exec-failure", "terminal").wants(t, exitFailure)
 	command(t, "", "ingest", third, "--exec", "true").wants(t, exitFailedForGood, "replay_failure 1")
@@ -181,7 +199,7 @@ func TestAfterAKillIngestListsWhatIsInDoubtAndRunsItWhenTold(t *testing.T) {
 	listed := command(t, "", "ingest", file, "--exec", "cat", "--workers", "1")
 	listed.wants(t, exitUnknownOutcome, "in_doubt 2", "first 1", "conflict 1")
 	for _, word := range []string{
-		"in_doubt: n a: line 1, begun 2", "run it again with --rerun-in-doubt",
+		"in_doubt: n a: line 1, begun 2", "run it again with --rerun-in-doubt", ": dualcheck resolve n a --state=succeeded|failed|released --reason=WHY\n",
 		"line 1: in_doubt: n a: ", "line 3: in_doubt: n a: ",
 		"2 of 4 lines are in doubt",
 	} {

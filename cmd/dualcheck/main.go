@@ -31,5 +31,16 @@ func execute(args []string, in io.Reader, out, talk io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	return reportError(talk, err, wantsJSON(cmd))
+	return reportError(talk, err, wantsJSON(cmd) || asksJSON(args))
+}
+
+// calledAs is how the program was called; a test says otherwise.
+var calledAs = os.Args[0]
+
+// program is the program as it was called, for lines that are to be pasted.
+func program() string {
+	if calledAs == "" {
+		return "dualcheck"
+	}
+	return shellWord(calledAs)
 }

@@ -12,17 +12,17 @@ import (
 func newManCommand() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
-		Use:    "man --dir DIR",
-		Short:  "Write the manual pages into a folder",
-		Hidden: true,
-		Args:   arguments(),
+		Use:   "man --dir DIR",
+		Short: "Write the manual pages into a folder",
+		Args:  arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				return fmt.Errorf("make --dir: %w", err)
 			}
 			root := cmd.Root()
 			root.DisableAutoGenTag = true
-			header := &doc.GenManHeader{Title: "DUALCHECK", Section: "1", Source: "dualcheck " + buildInfo().Version, Manual: "dualcheck"}
+			// Without a title each page has its command's.
+			header := &doc.GenManHeader{Section: "1", Source: "dualcheck " + buildInfo().Version, Manual: "dualcheck"}
 			if err := doc.GenManTree(root, header, dir); err != nil {
 				return fmt.Errorf("write the manual pages: %w", err)
 			}

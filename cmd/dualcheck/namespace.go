@@ -3,13 +3,17 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"sigs.k8s.io/yaml"
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
@@ -36,8 +40,10 @@ given neither by a flag nor in the file has its default afterwards. Flags win ov
 the file, whose members are named as in the contract's JSON:
 
   defaultLease: 60s
-  retentionClass: RETENTION_LEDGER
-  maxAttempts: 5`,
+  retentionClass: ledger
+  maxAttempts: 5
+
+stateMachine, which comes from a file alone, is not served yet.`,
 		Example: `  dualcheck namespace put payments --retention-class ledger --max-attempts 5
   dualcheck namespace put payments -f policy.yaml --revision 42`,
 		Args: arguments("NAME"),
@@ -56,7 +62,7 @@ the file, whose members are named as in the contract's JSON:
 				return err
 			}
 			if policy, err = parsePolicy(raw); err != nil {
-				return usageErrorf("%s is not a policy: %w", file, err)
+				return inputErrorf("%s is not a policy: %w", inputName("", file), err)
 			}
 		}
 		flags.apply(cmd, policy)
@@ -86,10 +92,79 @@ func parsePolicy(raw []byte) (*dualcheckv1.Policy, error) {
 	if len(bytes.TrimSpace(asJSON)) == 0 || string(bytes.TrimSpace(asJSON)) == "null" {
 		return policy, nil
 	}
+	if asJSON, err = plainPolicy(asJSON); err != nil {
+		return nil, err
+	}
 	if err := protojson.Unmarshal(asJSON, policy); err != nil {
-		return nil, fmt.Errorf("%w (durations are written in seconds: \"90s\")", err)
+		return nil, err
 	}
 	return policy, nil
+}
+
+// plainPolicy writes the words of a policy's JSON as the contract has them: ledger
+// is RETENTION_LEDGER. It says what is wrong with words and durations.
+func plainPolicy(raw []byte) ([]byte, error) {
+	var members map[string]json.RawMessage
+	if json.Unmarshal(raw, &members) != nil {
+		return nil, errors.New("its members are not named")
+	}
+	fields := (&dualcheckv1.Policy{}).ProtoReflect().Descriptor().Fields()
+	for name, value := range members {
+		field := fields.ByJSONName(name)
+		if field == nil {
+			field = fields.ByTextName(name)
+		}
+		var word string
+		if field == nil || string(value) == "null" {
+			continue
+		}
+		isWord := json.Unmarshal(value, &word) == nil
+		switch {
+		case field.Enum() != nil && isWord:
+			known, err := enumWord(field.Enum(), word)
+			if err != nil {
+				return nil, fmt.Errorf("%s is %q, %w", name, word, err)
+			}
+			members[name] = json.RawMessage(strconv.Quote(known))
+		case field.Message() != nil && field.Message().FullName() == "google.protobuf.Duration":
+			if !isWord || protojson.Unmarshal(value, &durationpb.Duration{}) != nil {
+				return nil, fmt.Errorf("%s is %s, and durations are written in seconds: \"90s\"", name, value)
+			}
+		}
+	}
+	return json.Marshal(members)
+}
+
+// enumWord is the full name of an enum's value that word names in any case, with
+// or without what all its names begin with.
+func enumWord(enum protoreflect.EnumDescriptor, word string) (string, error) {
+	values := enum.Values()
+	prefix := string(values.Get(0).Name())
+	for i := range values.Len() {
+		for !strings.HasPrefix(string(values.Get(i).Name()), prefix) {
+			prefix = prefix[:strings.LastIndex(strings.TrimSuffix(prefix, "_"), "_")+1]
+		}
+	}
+	asked := strings.ReplaceAll(strings.ToUpper(word), "-", "_")
+	var words []string
+	for i := range values.Len() {
+		name := string(values.Get(i).Name())
+		if asked == name || prefix+asked == name {
+			return name, nil
+		}
+		if values.Get(i).Number() != 0 {
+			words = append(words, strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(name, prefix)), "_", "-"))
+		}
+	}
+	return "", fmt.Errorf("it must be one of: %s", strings.Join(words, ", "))
+}
+
+// counted is a number of things by their name: 1 record, 2 records.
+func counted(n int64, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }
 
 func newNamespaceGetCommand() *cobra.Command {
@@ -148,10 +223,8 @@ func newNamespaceListCommand() *cobra.Command {
 			request.PageToken = all.NextPageToken
 			more = all.NextPageToken != "" && (limit == 0 || len(all.Namespaces) < limit)
 		}
-		if err := printMessage(cmd, all, func(p *page) {
-			if len(all.Namespaces) > 0 {
-				p.line("NAME", "REVISION", "POLICY")
-			}
+		if err := printList(cmd, all, "namespaces", len(all.Namespaces), func(p *page) {
+			p.line("NAME", "REVISION", "POLICY")
 			for _, n := range all.Namespaces {
 				p.line(printable(n.GetName()), fmt.Sprint(n.GetRevision()), dash(strings.Join(policyWords(n.GetPolicy()), " ")))
 			}
@@ -192,7 +265,7 @@ is safe to repeat.`,
 			}
 			return printMessage(cmd, answer, func(p *page) {
 				p.head("DELETED", green, "it has the default policy again")
-				p.field("forgotten", fmt.Sprintf("%d records", answer.GetForgotten()))
+				p.field("forgotten", counted(answer.GetForgotten(), "record"))
 			})
 		})
 	}

@@ -26,7 +26,7 @@ import (
 
 // addOutputFlag gives a command -o.
 func addOutputFlag(cmd *cobra.Command) {
-	cmd.Flags().VarP(&choice{value: "text", of: []string{"text", "json"}}, "output", "o", "text or json")
+	cmd.Flags().VarP(&choice{value: "text", of: []string{"text", "json"}}, "output", "o", "text or json; with json, errors too are JSON, on the standard error")
 	completeWith(cmd, "output", "text", "json")
 }
 
@@ -37,6 +37,51 @@ func wantsJSON(cmd *cobra.Command) bool {
 	}
 	flag := cmd.Flags().Lookup("output")
 	return flag != nil && flag.Value.String() == "json"
+}
+
+// asksJSON says whether a command line asks for JSON, also one that could not be
+// read to its end.
+func asksJSON(args []string) bool {
+	for i, arg := range args {
+		switch arg {
+		case "--":
+			return false
+		case "-o=json", "-ojson", "--output=json":
+			return true
+		case "-o", "--output":
+			if i+1 < len(args) && args[i+1] == "json" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// warn tells on the standard error of something that is no error.
+func warn(cmd *cobra.Command, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if wantsJSON(cmd) {
+		enc := json.NewEncoder(cmd.ErrOrStderr())
+		enc.SetEscapeHTML(false)
+		// Nobody can be told of a standard error that cannot be written to.
+		_ = enc.Encode(map[string]string{"warning": text})
+		return
+	}
+	fmt.Fprintln(cmd.ErrOrStderr(), "warning: "+printable(text))
+}
+
+// printList is printMessage for a list of one page: its member name is there also
+// when it is empty, and people are told so.
+func printList(cmd *cobra.Command, m proto.Message, name string, count int, text func(p *page)) error {
+	switch {
+	case count > 0:
+		return printMessage(cmd, m, text)
+	case wantsJSON(cmd):
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "{%q:[]}\n", name)
+		return err
+	}
+	fmt.Fprintln(cmd.ErrOrStderr(), "no "+name)
+	return nil
 }
 
 // printMessage writes an answer: as JSON if that was asked for, else by text.

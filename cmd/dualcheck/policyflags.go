@@ -27,8 +27,8 @@ func addPolicyFlags(cmd *cobra.Command) *policyFlags {
 	duration("max-lease", "how long a claim may ask to be held", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.MaxLease })
 	duration("result-retention", "how long results are kept, from the finish", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.ResultRetention })
 	duration("key-retention", "how long keys are known, from the finish", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.KeyRetention })
-	duration("cache-ttl-min", "how long caches keep a record at least", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.CacheTtlMin })
-	duration("cache-ttl-max", "how long caches keep a record at most", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.CacheTtlMax })
+	duration("cache-ttl-min", "how long caches keep a record at least (no effect yet)", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.CacheTtlMin })
+	duration("cache-ttl-max", "how long caches keep a record at most (no effect yet)", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.CacheTtlMax })
 
 	retention := choiceFlag(cmd, "retention-class", "a usual pair of retentions", "retry", "queue", "ledger")
 	p.set["retention-class"] = func(to *dualcheckv1.Policy) {
@@ -38,7 +38,7 @@ func addPolicyFlags(cmd *cobra.Command) *policyFlags {
 	p.set["takeover"] = func(to *dualcheckv1.Policy) {
 		to.Takeover = dualcheckv1.Takeover(enumValue(dualcheckv1.Takeover_value, "TAKEOVER_", takeover.value))
 	}
-	without := choiceFlag(cmd, "without-etcd", "what is answered while etcd cannot decide", "fail-closed", "replay-only")
+	without := choiceFlag(cmd, "without-etcd", "what is answered while etcd cannot decide (no effect yet)", "fail-closed", "replay-only")
 	p.set["without-etcd"] = func(to *dualcheckv1.Policy) {
 		to.WithoutEtcd = dualcheckv1.WithoutEtcd(enumValue(dualcheckv1.WithoutEtcd_value, "WITHOUT_ETCD_", without.value))
 	}
@@ -47,20 +47,20 @@ func addPolicyFlags(cmd *cobra.Command) *policyFlags {
 	p.set["max-attempts"] = func(to *dualcheckv1.Policy) { to.MaxAttempts = *attempts }
 	require := f.Bool("require-fingerprint", false, "refuse a begin without a fingerprint")
 	p.set["require-fingerprint"] = func(to *dualcheckv1.Policy) { to.RequireFingerprint = *require }
-	bytes := f.Int64("max-result-bytes", 0, "how long a result's body may be to be kept")
+	bytes := f.Int64("max-result-bytes", 0, "how many bytes a result's body may have to be kept (default 256 KiB, 1 MiB at most)")
 	p.set["max-result-bytes"] = func(to *dualcheckv1.Policy) { to.MaxResultBytes = *bytes }
-	off := f.Bool("off", false, "observe all calls, write nothing")
+	off := f.Bool("off", false, "observe all calls, write nothing (not served yet)")
 	p.set["off"] = func(to *dualcheckv1.Policy) { to.Off = *off }
-	rate := f.Int64("rate-per-second", 0, "how many calls a second, about; 0: no limit")
+	rate := f.Int64("rate-per-second", 0, "how many calls a second, about; 0: no limit (not served yet)")
 	p.set["rate-per-second"] = func(to *dualcheckv1.Policy) { to.RatePerSecond = *rate }
-	records := f.Int64("max-records", 0, "how many records, about; 0: no limit")
+	records := f.Int64("max-records", 0, "how many records, about; 0: no limit (not served yet)")
 	p.set["max-records"] = func(to *dualcheckv1.Policy) { to.MaxRecords = *records }
 
-	thousandths := f.Int32("rollout-thousandths", 0, "how many of a thousand keys are enforced; the rest are observed")
+	thousandths := f.Int32("rollout-thousandths", 0, "how many of a thousand keys are enforced; the rest are observed (not served yet)")
 	p.set["rollout-thousandths"] = func(to *dualcheckv1.Policy) { rolloutOf(to).Thousandths = proto.Int32(*thousandths) }
-	by := f.String("rollout-by", "", "the label whose hash decides (default the key's)")
+	by := f.String("rollout-by", "", "the label whose hash decides (default the key's) (not served yet)")
 	p.set["rollout-by"] = func(to *dualcheckv1.Policy) { rolloutOf(to).By = *by }
-	allow := f.StringArray("rollout-allow", nil, "a key, or a value of that label, that is always enforced (may be repeated)")
+	allow := f.StringArray("rollout-allow", nil, "a key, or a value of that label, that is always enforced (may be repeated) (not served yet)")
 	p.set["rollout-allow"] = func(to *dualcheckv1.Policy) { rolloutOf(to).Allow = *allow }
 	return p
 }

@@ -38,7 +38,7 @@ func newGetCommand() *cobra.Command {
 				return err
 			}
 			return printMessage(cmd, answer, func(p *page) {
-				printState(p, answer.GetRecord())
+				printState(p, answer.GetRecord(), server.given(cmd))
 				p.field("source", fmt.Sprintf("%s, at revision %d", trimEnum(answer.GetSource().String(), "SOURCE_"), answer.GetRevision()))
 			})
 		})
@@ -112,7 +112,7 @@ More than --limit are had by giving the page token that it ends with.`,
 			request.PageToken = all.NextPageToken
 			more = all.NextPageToken != "" && (limit == 0 || len(all.Records) < limit)
 		}
-		if err := printMessage(cmd, all, func(p *page) { printRecords(p, all.Records) }); err != nil {
+		if err := printList(cmd, all, "records", len(all.Records), func(p *page) { printRecords(p, all.Records) }); err != nil {
 			return err
 		}
 		if all.NextPageToken != "" && !wantsJSON(cmd) {
@@ -187,18 +187,41 @@ free again.`,
 			if err != nil {
 				return err
 			}
-			return printMessage(cmd, answer, func(p *page) { printState(p, answer.GetRecord()) })
+			warnNotKept(cmd, request.GetResult(), answer.GetRecord(), request.GetNamespace(), server.given(cmd))
+			return printMessage(cmd, answer, func(p *page) { printState(p, answer.GetRecord(), server.given(cmd)) })
 		})
 	}
 	return cmd
 }
 
+// leaseLeft is how much of a pending record's lease is left, below zero if it has
+// lapsed; pending is false for a record without such a lease.
+func leaseLeft(r *dualcheckv1.Record) (left time.Duration, pending bool) {
+	if r.GetState() != dualcheckv1.State_STATE_PENDING || r.GetLeaseUntil() == nil {
+		return 0, false
+	}
+	return time.Until(r.GetLeaseUntil().AsTime()), true
+}
+
+// pendingMeaning says how a pending record stands.
+func pendingMeaning(r *dualcheckv1.Record) string {
+	switch left, pending := leaseLeft(r); {
+	case !pending:
+		return "a claim was given and has not been finished"
+	case left > 0:
+		return "a claim is live; its lease ends in " + shortDuration(left)
+	default:
+		return "lease lapsed " + shortDuration(-left) + " ago: the next begin may take it over"
+	}
+}
+
 // printState shows a record under its state.
-func printState(p *page, r *dualcheckv1.Record) {
+func printState(p *page, r *dualcheckv1.Record, given []string) {
 	meaning := map[dualcheckv1.State]struct{ color, text string }{
-		dualcheckv1.State_STATE_PENDING:   {yellow, "a claim was given and has not been finished"},
-		dualcheckv1.State_STATE_RELEASED:  {yellow, "nothing happened; the key is free, its fingerprint still binds"},
-		dualcheckv1.State_STATE_UNKNOWN:   {yellow, "nobody can say whether it happened; dualcheck resolve says what did"},
+		dualcheckv1.State_STATE_PENDING:  {yellow, pendingMeaning(r)},
+		dualcheckv1.State_STATE_RELEASED: {yellow, "nothing happened; the key is free, its fingerprint still binds"},
+		dualcheckv1.State_STATE_UNKNOWN: {yellow, "nobody can say whether it happened; find out, then: " +
+			commandLine("resolve", []string{r.GetNamespace(), r.GetKey()}, given, resolveChoices...)},
 		dualcheckv1.State_STATE_SUCCEEDED: {green, "done"},
 		dualcheckv1.State_STATE_FAILED:    {red, "failed for good"},
 	}[r.GetState()]
@@ -252,17 +275,26 @@ func printRecord(p *page, r *dualcheckv1.Record) {
 
 // printRecords lists records, a line each.
 func printRecords(p *page, records []*dualcheckv1.Record) {
-	if len(records) == 0 {
-		return
-	}
-	p.line("KEY", "STATE", "ATTEMPT", "OWNER", "CLAIMED", "FINISHED", "SIZE")
+	p.line("KEY", "STATE", "LEASE", "ATTEMPT", "OWNER", "CLAIMED", "FINISHED", "SIZE")
 	for _, r := range records {
 		size := "-"
 		if r.GetState() == dualcheckv1.State_STATE_SUCCEEDED {
 			size = strconv.FormatInt(r.GetResultSize(), 10)
 		}
-		p.line(printable(r.GetKey()), trimEnum(r.GetState().String(), "STATE_"), fmt.Sprint(r.GetAttempt()),
+		p.line(printable(r.GetKey()), trimEnum(r.GetState().String(), "STATE_"), leaseCell(r), fmt.Sprint(r.GetAttempt()),
 			dash(printable(r.GetOwner())), dash(clockTime(r.GetClaimedAt())), dash(clockTime(r.GetFinishedAt())), size)
+	}
+}
+
+// leaseCell is a record's lease in a list.
+func leaseCell(r *dualcheckv1.Record) string {
+	switch left, pending := leaseLeft(r); {
+	case !pending:
+		return "-"
+	case left > 0:
+		return shortDuration(left) + " left"
+	default:
+		return "lapsed " + shortDuration(-left) + " ago"
 	}
 }
 

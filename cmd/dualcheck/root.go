@@ -49,6 +49,9 @@ in progress, or what came of it.`,
 		root.AddCommand(cmd)
 	}
 	root.AddCommand(newVersionCommand(), newManCommand(), newExitCodesTopic())
+	root.SetHelpCommand(newHelpCommand())
+	root.Version = buildInfo().Version
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	markRun(root)
 	return root
 }
@@ -96,6 +99,35 @@ func commandGroup(cmd *cobra.Command, subs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
+// newHelpCommand shows the help of a command or of a topic; one that is not there
+// is a mistake.
+func newHelpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Show the help of a command or topic",
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+			var names []string
+			if about, _, err := cmd.Root().Find(args); err == nil {
+				for _, sub := range about.Commands() {
+					if (sub.IsAvailableCommand() || sub.IsAdditionalHelpTopicCommand()) && strings.HasPrefix(sub.Name(), begun) {
+						names = append(names, cobra.CompletionWithDesc(sub.Name(), sub.Short))
+					}
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			about, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return usageErrorf("there is no command or topic %q", strings.Join(args, " "))
+			}
+			about.InitDefaultHelpFlag()
+			about.InitDefaultVersionFlag()
+			return about.Help()
+		},
+	}
+}
+
 // arguments checks that exactly the named ones are given.
 func arguments(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
@@ -113,6 +145,12 @@ func arguments(names ...string) cobra.PositionalArgs {
 // usageErrorf is a mistake in the command line that was found by a command
 // itself.
 func usageErrorf(format string, args ...any) error {
+	return &exitError{code: exitUsage, err: fmt.Errorf(format, args...), help: true}
+}
+
+// inputErrorf is a mistake in what a command was given to read, of which its help
+// says nothing.
+func inputErrorf(format string, args ...any) error {
 	return &exitError{code: exitUsage, err: fmt.Errorf(format, args...)}
 }
 

@@ -25,6 +25,9 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
+	if strings.HasSuffix(calledAs, ".test") {
+		calledAs = "dualcheck"
+	}
 	testscript.Main(m, map[string]func(){"dualcheck": main})
 }
 

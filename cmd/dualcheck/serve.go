@@ -33,7 +33,7 @@ what is under way ends. The second ends it at once.`,
 			}
 			l, err := loadSettings(cmd.Flags(), os.Environ())
 			if err != nil {
-				return err
+				return lineByLine(cmd, err)
 			}
 			log, err := telemetry.NewLogger(cmd.ErrOrStderr(), telemetry.LogFormat(l.LogFormat), l.LogLevel)
 			if err != nil {

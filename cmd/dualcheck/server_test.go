@@ -165,7 +165,7 @@ func TestDevFromNothingAndAgain(t *testing.T) {
 		t.Fatalf("%d %v", code, answer)
 	}
 	hello := r.talk.String()
-	for _, part := range []string{"dualcheck begin demo order-1 --addr " + at.GRPC, "curl -s http://" + at.HTTP + "/v1/dedup:begin", "grpcurl -plaintext"} {
+	for _, part := range []string{program() + " begin demo order-1 --addr " + at.GRPC, "curl -s http://" + at.HTTP + "/v1/dedup:begin", "grpcurl -plaintext"} {
 		if !strings.Contains(hello, part) {
 			t.Errorf("no %q in\n%s", part, hello)
 		}
@@ -195,6 +195,53 @@ func TestDevFromNothingAndAgain(t *testing.T) {
 	code, answer = post(t, at.HTTP, "/v1/dedup:begin", `{"namespace": "demo", "key": "k"}`)
 	if code != 200 || answer["verdict"] != "VERDICT_REPLAY" {
 		t.Errorf("after a restart: %d %v", code, answer)
+	}
+}
+
+// What an operator did is told by dev as well, though it is at info.
+func TestActsAreLogged(t *testing.T) {
+	r, at := dev(t, t.TempDir())
+	if code, answer := post(t, at.HTTP, "/v1/admin/namespaces:put", `{"namespace": {"name": "a"}}`); code != 200 {
+		t.Fatalf("%d %v", code, answer)
+	}
+	if code, answer := post(t, at.HTTP, "/v1/admin/namespaces:delete", `{"name": "a"}`); code != 200 {
+		t.Fatalf("%d %v", code, answer)
+	}
+	if code, answer := post(t, at.HTTP, "/v1/dedup:begin", `{"namespace": "demo", "key": "k"}`); code != 200 {
+		t.Fatalf("%d %v", code, answer)
+	}
+	if code, answer := post(t, at.HTTP, "/v1/admin/records:forget", `{"namespace": "demo", "key": "k", "reason": "a test of the log", "force": true}`); code != 200 {
+		t.Fatalf("%d %v", code, answer)
+	}
+	talk := r.talk.String()
+	for _, part := range []string{`act="put namespace"`, `act="delete namespace"`, `act="forget record"`, `why="a test of the log"`} {
+		if !strings.Contains(talk, part) {
+			t.Errorf("no %s in\n%s", part, talk)
+		}
+	}
+	for _, chatter := range []string{"msg=serving", "msg=registered"} {
+		if strings.Contains(talk, chatter) {
+			t.Errorf("%s in\n%s", chatter, talk)
+		}
+	}
+}
+
+// Whoever opens a port to others without TLS is told what that means.
+func TestListeningOpenlyIsWarnedOf(t *testing.T) {
+	for addr, warned := range map[string]bool{"127.0.0.1:0": false, "[::1]:0": false, ":0": true, "0.0.0.0:0": true} {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			if addr == "[::1]:0" { // a machine without IPv6
+				continue
+			}
+			t.Fatal(err)
+		}
+		var talk talkBuffer
+		ears{grpc: l}.warnOpen(slog.New(slog.NewTextHandler(&talk, nil)))
+		l.Close()
+		if got := strings.Count(talk.String(), "whoever reaches these ports may call"); (got == 1) != warned {
+			t.Errorf("%s: %s", addr, talk.String())
+		}
 	}
 }
 
@@ -281,7 +328,9 @@ func TestServeWithoutEtcd(t *testing.T) {
 	addr := free.Addr().String()
 	free.Close()
 	r := background(t, "serve", "--etcd-endpoints", gone.Addr().String(), "--grpc-addr", "127.0.0.1:0", "--http-addr", addr)
-	r.until("it says that etcd does not answer", func() bool { return strings.Contains(r.talk.String(), "no etcd endpoint answers") })
+	r.until("it says that etcd does not answer", func() bool {
+		return strings.Contains(r.talk.String(), "etcd does not answer: this node is not ready, and keeps trying") && strings.Contains(r.talk.String(), "no etcd endpoint answers")
+	})
 	if code, _ := get(t, addr, "/livez"); code != 200 {
 		t.Errorf("/livez %d", code)
 	}
@@ -313,8 +362,14 @@ func TestCheckConfig(t *testing.T) {
 		}
 		r = background(t, append(args, "--tls-cert-file=/none", "--tls-key-file=/none")...)
 		<-r.done
-		if r.err == nil || problemOf(r.err).ExitCode != exitUsage {
+		if r.err == nil || problemOf(r.err).ExitCode != exitUsage || !strings.Contains(r.err.Error(), "(the flags)") {
 			t.Errorf("%v: %v", args, r.err)
+		}
+		r = background(t, append(args, "--tls-cert-file=/none", "--tls-key-file=/none", "--grpc-addr=:7071", "--log-level=loud")...)
+		<-r.done
+		if lines := strings.Split(strings.TrimSpace(r.talk.String()), "\n"); problemOf(r.err).ExitCode != exitUsage || len(lines) != 4 ||
+			lines[0] != "dualcheck: the settings cannot be used:" || !strings.Contains(lines[1], "are one port") || !strings.Contains(lines[2], "loud") || !strings.Contains(lines[3], "/none") {
+			t.Errorf("%v: %v\n%s", args, r.err, r.talk.String())
 		}
 	}
 	r := background(t, "config", "print", "--etcd-endpoints=a:1")

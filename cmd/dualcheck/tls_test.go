@@ -67,9 +67,10 @@ func TestTLSTrustsTheGivenAuthorityAndShowsTheGivenCertificate(t *testing.T) {
 	with := []string{"--ca-file", ca, "--cert-file", ownFile, "--key-file", ownKey}
 	begun := command(t, "", append([]string{"begin", "n", "a"}, with...)...)
 	begun.wants(t, exitOK, "FIRST", "--ca-file="+ca, "--cert-file="+ownFile, "--key-file="+ownKey)
-	command(t, "", "begin", "n", "a", "--tls").complains(t, exitUnavailable, "no server answers", "certificate")
-	command(t, "", "begin", "n", "a", "--ca-file", ownFile).complains(t, exitUnavailable, "certificate")
-	command(t, "", "begin", "n", "a").complains(t, exitUnavailable, "no server answers")
+	command(t, "", "begin", "n", "a", "--tls").complains(t, exitUsage, "cannot be verified", "with --ca-file")
+	command(t, "", "begin", "n", "a", "--ca-file", ownFile).complains(t, exitUsage, "cannot be verified")
+	command(t, "", "begin", "n", "a", "--ca-file", ca).complains(t, exitUsage, "wants a certificate", "--cert-file")
+	command(t, "", "begin", "n", "a").complains(t, exitUsage, "speaks TLS alone; try --tls (and --ca-file)")
 	command(t, "", "begin", "n", "a", "--ca-file", ownKey).complains(t, exitUsage, "no certificate")
 	command(t, "", "begin", "n", "a", "--cert-file", ownFile, "--key-file", filepath.Join(t.TempDir(), "none")).complains(t, exitUsage, "--key-file")
 }

@@ -66,6 +66,24 @@ func listenAt(flag, addr string) (net.Listener, error) {
 	return l, nil
 }
 
+// warnOpen says that others than this machine reach a port that asks nobody who
+// they are.
+func (e ears) warnOpen(log *slog.Logger) {
+	var open []string
+	for _, l := range []net.Listener{e.grpc, e.http, e.debug} {
+		if l == nil {
+			continue
+		}
+		if at, ok := l.Addr().(*net.TCPAddr); ok && !at.IP.IsLoopback() {
+			open = append(open, at.String())
+		}
+	}
+	if len(open) > 0 {
+		log.Warn("it listens on a network without TLS, and asks no caller who they are: whoever reaches these ports may call; put them behind a firewall or a proxy that authenticates, or listen on 127.0.0.1",
+			"ports", strings.Join(open, ", "))
+	}
+}
+
 // debugAddr is where pprof is; "" if it is nowhere.
 func (e ears) debugAddr() string {
 	if e.debug == nil {
@@ -81,18 +99,6 @@ func (e ears) close() {
 			_ = l.Close()
 		}
 	}
-}
-
-// readFiles reads the files that the settings name, to find mistakes early.
-func (s settings) readFiles() error {
-	if _, err := s.password(); err != nil {
-		return err
-	}
-	if _, err := s.etcdTLS(); err != nil {
-		return err
-	}
-	_, err := s.ownTLS(slog.New(slog.DiscardHandler))
-	return err
 }
 
 func (s settings) ownTLS(log *slog.Logger) (*tls.Config, error) {
@@ -167,6 +173,9 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 	b := buildInfo()
 	running := telemetry.Build{Version: b.Version, Commit: b.Commit, Node: s.NodeID}
 	log = log.With(telemetry.FieldNode, s.NodeID)
+	if s.TLSCertFile == "" {
+		e.warnOpen(log)
+	}
 	metrics := telemetry.NewMetrics(running)
 	tracing, err := telemetry.StartTracing(ctx, running, log)
 	if err != nil {
@@ -305,12 +314,16 @@ func pause(ctx context.Context, d time.Duration) bool {
 const (
 	checkTimeout = 10 * time.Second
 	checkAgain   = 2 * time.Second
+	// tellAgain is how often the log repeats that etcd cannot be used.
+	tellAgain = 30 * time.Second
 )
 
 // prepare looks at etcd until it can be served from, and makes the first start. An
 // etcd that does not answer is waited for, and readiness says so meanwhile; one that
 // must not be served from is an error.
 func prepare(ctx context.Context, client *clientv3.Client, log *slog.Logger) error {
+	var told string // what was last told, and when
+	var at time.Time
 	for ctx.Err() == nil {
 		within, cancel := context.WithTimeout(ctx, checkTimeout)
 		members, err := etcdtxn.Check(within, client)
@@ -326,7 +339,14 @@ func prepare(ctx context.Context, client *clientv3.Client, log *slog.Logger) err
 		if ctx.Err() == nil && !timeout && answered(members) && !isUnavailable(err) {
 			return err
 		}
-		log.Warn("etcd cannot be served from yet; it is tried again", telemetry.FieldError, err)
+		what := "etcd does not answer"
+		if answered(members) {
+			what = "etcd answers, but cannot be read and written yet"
+		}
+		if what != told || time.Since(at) >= tellAgain {
+			log.Warn(what+": this node is not ready, and keeps trying", telemetry.FieldError, err)
+			told, at = what, time.Now()
+		}
 		pause(ctx, checkAgain)
 	}
 	return nil // it was stopped

@@ -36,7 +36,7 @@ func (r *run) settleDoubts() error {
 			}
 			continue
 		}
-		what := "in doubt, so skipped: look whether it happened and say so with dualcheck resolve, or run it again with --rerun-in-doubt"
+		what := "in doubt, so skipped: run it again with --rerun-in-doubt, or look whether it happened and say so: " + r.Resolve(e.Namespace, e.Key)
 		if r.RerunInDoubt {
 			what = "in doubt, and to be run again"
 		}

@@ -112,6 +112,11 @@ type Options struct {
 	Kill <-chan struct{}
 	// Report is told of lines that people should know of; one call at a time.
 	Report func(Note)
+	// Hopeless says of a call's error that no call will ever be answered: the run
+	// ends with it at once. Unset, no error is.
+	Hopeless func(error) bool
+	// Resolve is the command line, for people, that says what became of a key.
+	Resolve func(namespace, key string) string
 	// Progress is told how many bytes of input have been dealt with; calls may
 	// overlap.
 	Progress func(bytes int)
@@ -203,6 +208,14 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.Report == nil {
 		o.Report = func(Note) {}
+	}
+	if o.Hopeless == nil {
+		o.Hopeless = func(error) bool { return false }
+	}
+	if o.Resolve == nil {
+		o.Resolve = func(namespace, key string) string {
+			return fmt.Sprintf("dualcheck resolve %s %s --state=succeeded|failed|released --reason=WHY", namespace, key)
+		}
 	}
 	if o.Progress == nil {
 		o.Progress = func(int) {}

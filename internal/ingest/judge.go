@@ -99,11 +99,11 @@ func (r *run) begin(t task) (*held, Outcome, string) {
 			failure := answer.GetRecord().GetFailure()
 			return nil, ReplayFailure, fmt.Sprintf("it had failed for good before (code %d): %s", failure.GetCode(), failure.GetMessage())
 		case dualcheckv1.Verdict_VERDICT_CONFLICT:
-			return nil, Conflict, "the key is known with another body or operation; this line was not taken"
+			return nil, Conflict, "the key is known with another body or operation; this line was not taken: give it a key of its own"
 		case dualcheckv1.Verdict_VERDICT_EXPIRED:
 			return nil, Expired, ""
 		case dualcheckv1.Verdict_VERDICT_UNKNOWN_OUTCOME:
-			return nil, InDoubt, unknownOutcome(t, answer)
+			return nil, InDoubt, r.unknownOutcome(t, answer)
 		case dualcheckv1.Verdict_VERDICT_IN_PROGRESS:
 			if !told {
 				r.note(t.line, "another claim is live; waiting for it to end")
@@ -117,12 +117,12 @@ func (r *run) begin(t task) (*held, Outcome, string) {
 	}
 }
 
-func unknownOutcome(t task, answer *dualcheckv1.BeginResponse) string {
+func (r *run) unknownOutcome(t task, answer *dualcheckv1.BeginResponse) string {
 	text := "nobody knows whether its work happened"
 	if detail := answer.GetDetail(); detail != "" {
 		text = detail
 	}
-	return fmt.Sprintf("%s; find out, then say so with: dualcheck resolve %s %s", text, t.name.namespace, t.name.key)
+	return fmt.Sprintf("%s; find out, then: %s", text, r.Resolve(t.name.namespace, t.name.key))
 }
 
 // perform runs the line's work under its claim and reports what came of it.

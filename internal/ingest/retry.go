@@ -17,8 +17,8 @@ var errStopped = errors.New("the run ended")
 
 // retry makes a call until it has a definite answer. A call whose answer is not
 // definite is sent again, the same each time, for RetryFor at most. Errors: the
-// definite one; ErrUnavailable; errStopped, if waits was done between two tries
-// or the run was killed in one.
+// definite one; ErrUnavailable; errStopped, if waits was done between two tries,
+// the run was killed in one, or an error was hopeless, with which the run ends.
 func retry[T any](r *run, waits context.Context, call func(context.Context) (T, error)) (T, error) {
 	var last error
 	answer, err := backoff.Retry(waits, func() (T, error) {
@@ -29,6 +29,9 @@ func retry[T any](r *run, waits context.Context, call func(context.Context) (T, 
 		switch {
 		case err == nil:
 			return answer, nil
+		case r.Hopeless(err):
+			r.giveUp(err)
+			return answer, backoff.Permanent(errStopped)
 		case definite(err) || r.hard.Err() != nil:
 			return answer, backoff.Permanent(err)
 		}
@@ -41,6 +44,8 @@ func retry[T any](r *run, waits context.Context, call func(context.Context) (T, 
 	switch {
 	case err == nil:
 		return answer, nil
+	case errors.Is(err, errStopped):
+		return answer, errStopped
 	case definite(last):
 		return answer, last
 	case waits.Err() != nil || r.hard.Err() != nil:

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
@@ -15,8 +16,8 @@ import (
 const (
 	// atOnce is how many keys of one batch are asked for at the same time.
 	atOnce = 64
-	// roomFor is left in an answer for what is around the members.
-	roomFor = 64 << 10
+	// roomFor is left in an answer for all but the records: claims, errors, verdicts.
+	roomFor = 512 << 10
 )
 
 func (d *dedup) BatchBegin(ctx context.Context, m *dualcheckv1.BatchBeginRequest) (*dualcheckv1.BatchBeginResponse, error) {
@@ -25,6 +26,7 @@ func (d *dedup) BatchBegin(ctx context.Context, m *dualcheckv1.BatchBeginRequest
 	}
 	traceID := telemetry.TraceID(ctx)
 	out := make([]*dualcheckv1.BeginResult, len(m.GetRequests()))
+	room := newAnswerRoom()
 	name := func(i int) key { return key{m.Requests[i].GetNamespace(), m.Requests[i].GetKey()} }
 	inOrder(len(out), name, func(i int) {
 		var answer *dualcheckv1.BeginResponse
@@ -32,14 +34,14 @@ func (d *dedup) BatchBegin(ctx context.Context, m *dualcheckv1.BatchBeginRequest
 			answer, err = d.beginMember(ctx, m.Requests[i], traceID)
 			return err
 		})
+		if err == nil && !room.take(answer.GetRecord()) {
+			err = tooMuch()
+		}
 		if err != nil {
 			out[i] = &dualcheckv1.BeginResult{Outcome: &dualcheckv1.BeginResult_Error{Error: d.memberFault(ctx, dualcheckv1.DedupService_BatchBegin_FullMethodName, err)}}
 			return
 		}
 		out[i] = &dualcheckv1.BeginResult{Outcome: &dualcheckv1.BeginResult_Begin{Begin: answer}}
-	})
-	fit(out, func(r *dualcheckv1.BeginResult) int { return proto.Size(r.GetBegin().GetRecord()) }, func(i int) {
-		out[i] = &dualcheckv1.BeginResult{Outcome: &dualcheckv1.BeginResult_Error{Error: d.memberFault(ctx, dualcheckv1.DedupService_BatchBegin_FullMethodName, tooMuch())}}
 	})
 	return &dualcheckv1.BatchBeginResponse{Responses: out}, nil
 }
@@ -64,6 +66,7 @@ func (d *dedup) BatchFinish(ctx context.Context, m *dualcheckv1.BatchFinishReque
 		return nil, err
 	}
 	out := make([]*dualcheckv1.FinishResult, len(m.GetRequests()))
+	room := newAnswerRoom()
 	name := func(i int) key {
 		if c := m.Requests[i].GetComplete(); c != nil {
 			return key{c.GetNamespace(), c.GetKey()}
@@ -76,14 +79,14 @@ func (d *dedup) BatchFinish(ctx context.Context, m *dualcheckv1.BatchFinishReque
 			answer, err = d.finishMember(ctx, m.Requests[i])
 			return err
 		})
+		if err == nil && !room.take(answer.GetRecord()) {
+			err = tooMuch()
+		}
 		if err != nil {
 			out[i] = &dualcheckv1.FinishResult{Outcome: &dualcheckv1.FinishResult_Error{Error: d.memberFault(ctx, dualcheckv1.DedupService_BatchFinish_FullMethodName, err)}}
 			return
 		}
 		out[i] = &dualcheckv1.FinishResult{Outcome: &dualcheckv1.FinishResult_Finish{Finish: answer}}
-	})
-	fit(out, func(r *dualcheckv1.FinishResult) int { return proto.Size(r.GetFinish().GetRecord()) }, func(i int) {
-		out[i] = &dualcheckv1.FinishResult{Outcome: &dualcheckv1.FinishResult_Error{Error: d.memberFault(ctx, dualcheckv1.DedupService_BatchFinish_FullMethodName, tooMuch())}}
 	})
 	return &dualcheckv1.BatchFinishResponse{Responses: out}, nil
 }
@@ -121,7 +124,7 @@ func small(m proto.Message, members int) error {
 func tooMuch() error {
 	return &claim.Error{
 		Reason:  claim.BatchTooLarge,
-		Message: "the records before this one fill the answer: send this member again, alone or in a smaller batch",
+		Message: "other records fill the answer: send this member again, alone or in a smaller batch",
 	}
 }
 
@@ -153,19 +156,23 @@ func inOrder(n int, name func(int) key, do func(int)) {
 	_ = g.Wait() // no member returns an error: each has its own
 }
 
-// fit drops what no longer fits a message, in order: size tells the bytes of a
-// member's record, which is all of an answer that can be large.
-func fit[T proto.Message](out []T, size func(T) int, drop func(int)) {
-	total := 0
-	for _, r := range out {
-		total += proto.Size(r) - size(r)
+// answerRoom is what is left of a batch's answer for records, which are all of it that
+// can be large. It is taken as the answers come in, so that what will not fit is
+// not kept: which records those are may depend on which came first.
+type answerRoom struct{ left atomic.Int64 }
+
+func newAnswerRoom() *answerRoom {
+	r := &answerRoom{}
+	r.left.Store(claim.MaxMessage - roomFor)
+	return r
+}
+
+// take reports whether the record fits.
+func (r *answerRoom) take(record *dualcheckv1.Record) bool {
+	n := int64(proto.Size(record))
+	if r.left.Add(-n) >= 0 {
+		return true
 	}
-	for i, r := range out {
-		n := size(r)
-		if n > 0 && total+n > claim.MaxMessage-roomFor {
-			drop(i)
-			continue
-		}
-		total += n
-	}
+	r.left.Add(n)
+	return false
 }

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 )
@@ -34,6 +35,8 @@ func (c lenientCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	if n := data.Len(); n > claim.MaxMessage {
 		l.err = fmt.Errorf("a message has at most %s, this has %d bytes: send less at once, or store a large result elsewhere and send its digest and size (omitted)", size(claim.MaxMessage), n)
+	} else if m, ok := l.into.(proto.Message); ok && n >= crowdFrom && crowd(m.ProtoReflect().Descriptor(), data.Materialize()) {
+		l.err = crowded()
 	} else if err := c.CodecV2.Unmarshal(data, l.into); err != nil {
 		l.err = errors.New("the request is not this message: " + tidy(err))
 	}
@@ -58,6 +61,9 @@ func decodedMethod(next grpc.MethodHandler) grpc.MethodHandler {
 			func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 				if request.err != nil {
 					handler = func(context.Context, any) (any, error) {
+						if told, ok := errors.AsType[*claim.Error](request.err); ok {
+							return nil, told
+						}
 						return nil, &claim.Error{Reason: claim.RequestInvalid, Message: request.err.Error()}
 					}
 				}

@@ -189,7 +189,7 @@ func TestFinishRefusals(t *testing.T) {
 	}
 }
 
-func TestOmittedResult(t *testing.T) {
+func TestH32OmittedResult(t *testing.T) {
 	w := start(t)
 	token := w.first("k").GetToken()
 	resp, err := w.Complete(t.Context(), &dualcheckv1.CompleteRequest{Namespace: "a", Key: "k", Token: token, Outcome: &dualcheckv1.CompleteRequest_Omitted{Omitted: &dualcheckv1.Omitted{Digest: fingerprint("body"), Size: 1 << 40}}})

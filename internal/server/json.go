@@ -260,6 +260,9 @@ func (c codec) decode(r io.Reader, v any) error {
 	if len(bytes.TrimSpace(b)) == 0 {
 		return io.EOF // an empty message
 	}
+	if crowdJSON(b) {
+		return crowded()
+	}
 	m, ok := v.(proto.Message)
 	if !ok {
 		return fmt.Errorf("%T is no message", v)

@@ -142,7 +142,7 @@ func TestDetailsThatCannotBeShownAreRefused(t *testing.T) {
 	}
 }
 
-func TestDetailsOverGRPCComeBackOverJSONAndTheOtherWayRound(t *testing.T) {
+func TestH30DetailsOverGRPCComeBackOverJSONAndTheOtherWayRound(t *testing.T) {
 	w := start(t)
 	unknown := &anypb.Any{TypeUrl: "types.example.com/erp.Refusal", Value: []byte{0xff, 0xfe}}
 	info := pack(&errdetails.ErrorInfo{Reason: "SUPPLIER_QUOTA", Domain: "erp"})

@@ -119,7 +119,7 @@ func TestAnErrorEndsAWait(t *testing.T) {
 	})
 }
 
-func TestACallerThatGoesEndsAWait(t *testing.T) {
+func TestH24ACallerThatGoesEndsAWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, store, _ := alone(t, time.Hour)
 		ctx, cancel := context.WithCancel(t.Context())

@@ -37,6 +37,8 @@ type Service struct {
 	DefaultLease time.Duration
 	// TakeoverNever: a claim that lapsed is not given to anyone else.
 	TakeoverNever bool
+	// MaxResultBytes is how long a body may be to be kept; 0: any.
+	MaxResultBytes int
 	// Before is called with each request, before it is judged; an error is the
 	// answer, and nothing is judged. Calls may overlap.
 	Before func(ctx context.Context, request proto.Message) error
@@ -81,6 +83,9 @@ func (s *Service) Lapse() {
 	defer s.mu.Unlock()
 	for _, r := range s.records {
 		r.until = time.Time{}
+		if r.LeaseUntil != nil {
+			r.LeaseUntil = timestamppb.New(time.Now().Add(-12 * time.Second))
+		}
 	}
 }
 
@@ -220,6 +225,9 @@ func (s *Service) Complete(ctx context.Context, q *dualcheckv1.CompleteRequest) 
 		r.State, r.Failure = dualcheckv1.State_STATE_SUCCEEDED, nil
 		r.Result = proto.CloneOf(q.GetResult())
 		r.ResultSize = int64(len(q.GetResult().GetBody()))
+		if s.MaxResultBytes > 0 && r.ResultSize > int64(s.MaxResultBytes) {
+			r.ResultOmitted, r.Result.Body = true, nil
+		}
 		if omitted := q.GetOmitted(); omitted != nil {
 			r.ResultOmitted, r.ResultSize, r.Digest = true, omitted.GetSize(), omitted.GetDigest()
 		}
@@ -293,7 +301,8 @@ func (s *Service) Extend(ctx context.Context, q *dualcheckv1.ExtendRequest) (*du
 		return nil, err
 	}
 	if r.State != dualcheckv1.State_STATE_PENDING {
-		return nil, Error(codes.Aborted, "CLAIM_LOST", "the claim has ended", nil)
+		return nil, Error(codes.Aborted, "CLAIM_LOST", "this claim is not the key's newest, or was ended",
+			map[string]string{"state": r.State.String(), "attempt": fmt.Sprint(r.Attempt)})
 	}
 	now := time.Now()
 	if until := now.Add(s.lease(q.GetLease())); until.After(r.until) {

@@ -1,0 +1,59 @@
+package server
+
+import (
+	"bytes"
+	"fmt"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
+)
+
+// An empty part of a message takes two bytes on the wire, three in JSON, and over a
+// hundred in memory. So parts are counted before they are decoded: a request of a few
+// KiB, compressed, must not cost this node a GiB.
+const (
+	// mostParts is how many messages a request may hold at any depth; a full batch
+	// with all that it may carry has fewer.
+	mostParts = 200_000
+	// crowdFrom is the size in bytes from which on a request can be a crowd.
+	crowdFrom = 64 << 10
+)
+
+func crowded() *claim.Error {
+	return &claim.Error{Reason: claim.RequestInvalid, Message: fmt.Sprintf("a request has at most %d parts: send less at once", mostParts)}
+}
+
+// crowd reports whether an encoded message of this type holds more than mostParts.
+func crowd(d protoreflect.MessageDescriptor, b []byte) bool {
+	return len(b) >= crowdFrom && countParts(d, b, mostParts) < 0
+}
+
+// countParts returns what is left of the parts, less than 0 if they do not suffice.
+// Where the bytes are no message it stops: decoding will say so.
+func countParts(d protoreflect.MessageDescriptor, b []byte, left int) int {
+	for len(b) > 0 && left >= 0 {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return left
+		}
+		b = b[n:]
+		if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
+			return left
+		}
+		left--
+		if f := d.Fields().ByNumber(number); f != nil && f.Message() != nil && kind == protowire.BytesType {
+			inner, _ := protowire.ConsumeBytes(b)
+			left = countParts(f.Message(), inner, left)
+		}
+		b = b[n:]
+	}
+	return left
+}
+
+// crowdJSON reports whether a JSON body opens more than mostParts objects and lists.
+// Braces within strings count too: that only refuses what nobody sends.
+func crowdJSON(b []byte) bool {
+	return len(b) >= crowdFrom && bytes.Count(b, []byte("{"))+bytes.Count(b, []byte("[")) > mostParts
+}
