@@ -128,7 +128,7 @@ func (k *Keeper) holds(ctx context.Context, lease clientv3.LeaseID) error {
 	there, err := k.cfg.Client.Get(ctx, layout.NodeOf(k.cfg.Node.ID))
 	switch {
 	case err != nil:
-		return nil //nolint:nilerr // the next renewal looks again
+		return nil // the next renewal looks again
 	case len(there.Kvs) == 0:
 		return errors.New("it was removed")
 	case there.Kvs[0].Lease != int64(lease):

@@ -17,13 +17,13 @@ func (f *Follower) View() (claim.View, error) {
 	defer f.mu.Unlock()
 	s := f.state
 	if s == nil {
-		return claim.View{}, claim.Unavailable("this node has not reached etcd yet", f.lastErr)
+		return claim.View{}, claim.Unavailable("this node has not reached etcd yet: send the same call again, or to another node", f.lastErr)
 	}
 	if err := s.check(); err != nil {
 		return claim.View{}, err
 	}
 	if !f.moved {
-		return claim.View{}, claim.Unavailable("this node waits for the cluster's clock to move", f.lastErr)
+		return claim.View{}, claim.Unavailable("this node has just started and waits for the cluster's clock to move: send the same call again", f.lastErr)
 	}
 	away := now - f.tickSeen
 	v := claim.View{
@@ -67,7 +67,7 @@ func (f *Follower) CatchUp(ctx context.Context, used claim.View, saw claim.Seen)
 		case <-patience.C:
 			f.askRelist()
 		case <-ctx.Done():
-			return claim.Unavailable("this node has not caught up with a change of policy or clock", ctx.Err())
+			return claim.Unavailable("this node has not caught up with a change of policy or clock: send the same call again", ctx.Err())
 		}
 	}
 }
@@ -81,10 +81,10 @@ func (f *Follower) Ready() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if silent := now - f.answered; !f.probed || silent > silentMost {
-		return claim.Unavailable(fmt.Sprintf("etcd has not answered for %v", silent.Round(time.Millisecond)), f.lastErr)
+		return claim.Unavailable(fmt.Sprintf("etcd has not answered for %v: see whether it runs and has a leader", silent.Round(time.Millisecond)), f.lastErr)
 	}
 	if behind := now - f.goalSince; f.goal > f.state.applied && behind > 2*behindMost {
-		return claim.Unavailable(fmt.Sprintf("this node has not followed etcd for %v", behind.Round(time.Millisecond)), f.lastErr)
+		return claim.Unavailable(fmt.Sprintf("this node has not followed etcd for %v: see whether etcd answers watches", behind.Round(time.Millisecond)), f.lastErr)
 	}
 	return nil
 }

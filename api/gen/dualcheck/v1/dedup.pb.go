@@ -416,7 +416,8 @@ type Claim struct {
 	// Grows with each new claim of a key: for the caller's own database
 	// (UPDATE ... WHERE fence < ?).
 	Fence int64 `protobuf:"varint,3,opt,name=fence,proto3" json:"fence,omitempty"`
-	// What is left of the lease, never more than is true.
+	// What is left of the lease, never more than is true. Count it from when the call
+	// was sent: then it holds however long the answer took to arrive.
 	LeaseLeft *durationpb.Duration `protobuf:"bytes,4,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
 	// The same as wall-clock time, for people.
 	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
