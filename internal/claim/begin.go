@@ -129,7 +129,7 @@ func Begin(rec *Record, req *BeginRequest, m Moment) (Answer, *Record, error) {
 	}
 	if rec.State == Pending && req.RequestID != "" && rec.RequestID == req.RequestID && rec.Owner == req.Owner && m.Now < rec.LeaseUntil {
 		a := m.answer(First, rec)
-		a.Claim, a.Repeat = rec.Grant(0, m.Now), true
+		a.Claim, a.Repeat = rec.Grant(rec.LeaseUntil.Sub(rec.Claimed), m.Now), true
 		return a, nil, nil
 	}
 	switch rec.StateAt(m.Now) {

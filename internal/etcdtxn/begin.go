@@ -50,7 +50,7 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.Begi
 			if now >= c.record.LeaseUntil {
 				return answer, true, nil // it lapsed on the way: judged as anyone's
 			}
-			answer.Claim = c.record.Grant(0, now)
+			answer.Claim = c.record.Grant(c.record.LeaseUntil.Sub(c.record.Claimed), now)
 			answer.Claim.Token = c.view.Sealer.Seal(req.Namespace, req.Key, answer.Claim.ID)
 		}
 		if s.overdueMark(name, c.record) {

@@ -173,6 +173,8 @@ func TestH04LateCreateIsRefusedByTheTickWindow(t *testing.T) {
 		t.Run(fmt.Sprintf("late=%v", late), func(t *testing.T) {
 			direct, n, p := behindProxy(t)
 			direct.put(t, policy.Policy{ResultRetention: seconds(1), KeyRetention: seconds(1)})
+			// Else it is the guard that refuses what is held, and not the window.
+			n.knowsPolicy(t, func(p claim.Policy) bool { return p.KeyRetention == time.Second })
 			p.HoldRequests()
 			ctx, cancel := context.WithCancel(context.Background())
 			done := make(chan error, 1)

@@ -194,6 +194,18 @@ func (n *node) put(t testing.TB, p policy.Policy) {
 	}
 }
 
+// knowsPolicy waits until the node follows a policy of the namespace.
+func (n *node) knowsPolicy(t testing.TB, ok func(claim.Policy) bool) {
+	t.Helper()
+	eventually(t, 10*time.Second, "the policy to be followed", func() error {
+		v, err := n.follower.View()
+		if err == nil && !ok(v.Policies["ns"]) {
+			err = fmt.Errorf("policy %+v", v.Policies["ns"])
+		}
+		return err
+	})
+}
+
 func fill(req *claim.BeginRequest) *claim.BeginRequest {
 	if req.Namespace == "" {
 		req.Namespace = "ns"
