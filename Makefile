@@ -30,7 +30,7 @@ build: go-toolchain ## build dist/dualcheck
 	go build -trimpath -ldflags '$(LDFLAGS)' -o dist/dualcheck ./cmd/dualcheck
 
 .PHONY: test
-test: go-toolchain ## all tests; the packages with concurrency of their own under the race detector
+test: go-toolchain c-compiler ## all tests, under the race detector
 	go test -race -timeout 15m ./...
 
 .PHONY: check
@@ -86,6 +86,14 @@ clean: ## remove what was built and the state of `make run`
 .PHONY: go-toolchain
 go-toolchain:
 	@command -v go >/dev/null || { echo 'Go 1.26 or later is needed: https://go.dev/doc/install'; exit 1; }
+
+# The race detector is built with C. Debian's make does not bring a compiler.
+.PHONY: c-compiler
+c-compiler:
+	@command -v "$$(go env CC | cut -d' ' -f1)" >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev; \
+	else echo 'the race detector needs a C compiler: apt-get install gcc libc6-dev'; exit 1; fi
 
 # Tools are pinned in modules of their own and built into .cache/bin; a stamp
 # per module keeps them up to date.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -32,10 +33,13 @@ type Member struct {
 
 // Members asks every endpoint for its status.
 func Members(ctx context.Context, client *clientv3.Client) []Member {
-	var members []Member
-	for _, endpoint := range client.Endpoints() {
-		members = append(members, memberAt(ctx, client, endpoint))
+	endpoints := client.Endpoints()
+	members := make([]Member, len(endpoints))
+	var asking sync.WaitGroup
+	for i, endpoint := range endpoints {
+		asking.Go(func() { members[i] = memberAt(ctx, client, endpoint) })
 	}
+	asking.Wait()
 	return members
 }
 

@@ -14,8 +14,8 @@ const (
 	// guardPause is how long after it saw the guard move a node waits before it moves
 	// it: each move has every write in flight decided again.
 	guardPause = 100 * time.Millisecond
-	// fenceStep is what each epoch adds to fences (section 7 of the design): more
-	// revisions than one epoch can have.
+	// fenceStep is what each epoch adds to fences: more revisions than one epoch can
+	// have, so that fences grow even where etcd's revisions are used again.
 	fenceStep = 1 << 40
 	// deleteWithin bounds one forced delete; repeated, it goes on.
 	deleteWithin = 10 * time.Minute

@@ -12,10 +12,13 @@
 //     integer up to 2^53 is. Greater identifiers belong in strings;
 //   - a number too large for a double, such as 1e400, and one that is not zero
 //     but too small for one, such as 1e-400;
+//   - a number with a fractional part and more than 17 significant digits, which
+//     no double needs: an amount such as 123456789012345678.25 belongs in a string;
 //   - an object that names a member twice;
 //   - text that is not UTF-8, and escapes of lone surrogates.
 //
-// Numbers with a fractional part are doubles, as in RFC 8785. Strings are not
+// Numbers with a fractional part are doubles, as in RFC 8785: two that are the same
+// double are one number. Strings are not
 // normalised: "é" in one code point and in two are two requests.
 package fingerprint
 

@@ -142,6 +142,8 @@ func TestC43WhatCanonicalisationWouldMergeIsRefused(t *testing.T) {
 		{`{"a":[{"b": 1e400}]}`, ErrNumber, "/a/0/b", 12},
 		{`-1e400`, ErrNumber, "", 0},
 		{`1e999999999999999999999`, ErrNumber, "", 0},
+		{`123456789012345678.25`, ErrNumber, "", 0},
+		{`1.00000000000000001`, ErrNumber, "", 0},
 		{`1e-400`, ErrNumber, "", 0},
 		{`{"a":1,"a":1}`, ErrDuplicateMember, "/a", 7},
 		{`[1,{"a":1,"\u0061":2}]`, ErrDuplicateMember, "/1/a", 10},

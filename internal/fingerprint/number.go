@@ -7,10 +7,15 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
+// doubleDigits is how many significant digits a double needs at most (IEEE 754,
+// section 5.12.2): what has more is not meant to be one.
+const doubleDigits = 17
+
 // numberFault says why canonical JSON would make another number of a JSON
 // number literal; empty if it keeps it. A number without a fractional part is
 // kept if its canonical form is the same number; one with a fractional part is
-// a double by nature and kept unless it overflows, or underflows to zero.
+// a double by nature and kept unless it overflows, underflows to zero, or has more
+// digits than any double needs.
 func numberFault(literal string) string {
 	double, err := strconv.ParseFloat(literal, 64)
 	if err != nil {
@@ -24,6 +29,9 @@ func numberFault(literal string) string {
 		return literal + " is too small for a double"
 	}
 	if given.exponent < 0 {
+		if len(given.digits) > doubleDigits {
+			return literal + " has more digits than a double keeps; send it as a string"
+		}
 		return ""
 	}
 	canonical := jsontext.Value(literal)
