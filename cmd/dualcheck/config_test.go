@@ -105,6 +105,11 @@ func TestSettingsThatAreRefused(t *testing.T) {
 		"no etcd":                    {flags: []string{"--etcd-endpoints="}, says: "etcd-endpoints says no address"},
 		"an endpoint without port":   {flags: []string{"--etcd-endpoints=localhost"}, says: `"localhost" is no host:port`},
 		"an endpoint of a kind":      {flags: []string{"--etcd-endpoints=ftp://a:1"}, says: "is no http:// or https:// URL"},
+		"an endpoint with a name":    {flags: []string{"--etcd-endpoints=http://a@b:1"}, says: "an address in etcd-endpoints has more than host:port: use etcd-user and etcd-password-file (the flags)"},
+		"an endpoint with a path":    {flags: []string{"--etcd-endpoints=http://a:1/v3"}, says: "has more than host:port"},
+		"an endpoint with a query":   {flags: []string{"--etcd-endpoints=a:1?x=y"}, says: "has more than host:port"},
+		"no questions at all":        {flags: []string{ok, "--max-in-flight=0"}, says: "max-in-flight is 1 or more, not 0 (the flags)"},
+		"fewer than none":            {file: "max-in-flight: -3", flags: []string{ok}, says: "max-in-flight is 1 or more, not -3"},
 		"endpoints of two kinds":     {flags: []string{"--etcd-endpoints=https://a:1,http://b:1"}, says: "https:// all or none"},
 		"an address without port":    {flags: []string{ok, "--grpc-addr=localhost"}, says: `grpc-addr "localhost" is no host:port`},
 		"a certificate alone":        {flags: []string{ok, "--tls-cert-file=c"}, says: "tls-cert-file and tls-key-file go together"},
@@ -134,6 +139,18 @@ func TestSettingsThatAreRefused(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.says)
 			}
 		})
+	}
+}
+
+func TestAPasswordInAnEndpointIsNotTold(t *testing.T) {
+	for _, endpoint := range []string{"http://root:hush@a:1", "root:hush@a:1", "http://root:hush%zz@a:1", "ftp://root:hush@a:1", "http://a:1/?password=hush"} {
+		_, err := settled(t, "", []string{"DUALCHECK_ETCD_ENDPOINTS=" + endpoint})
+		if err == nil || strings.Contains(err.Error(), "hush") || !strings.Contains(err.Error(), "use etcd-user and etcd-password-file") {
+			t.Errorf("%s: %v", endpoint, err)
+		}
+	}
+	if _, err := settled(t, "", nil, "--etcd-endpoints=http://a:1/"); err != nil {
+		t.Error(err)
 	}
 }
 

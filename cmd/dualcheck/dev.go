@@ -34,7 +34,9 @@ func newDevCommand() *cobra.Command {
 can serve, ` + devFile + ` in that directory says where.
 
 It logs warnings and, whatever the level, what operators did: namespaces put and
-deleted, records resolved and forgotten, and why.`,
+deleted, records resolved and forgotten, and why.
+
+Its flags are all its settings: it reads no DUALCHECK_* variables.`,
 		Example: `  dualcheck dev
   dualcheck dev --state-dir /tmp/dc --grpc-addr 127.0.0.1:0 --http-addr 127.0.0.1:0`,
 		Args: arguments(),

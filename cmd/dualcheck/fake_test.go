@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
+	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/ingest/ingesttest"
 )
 
@@ -41,7 +42,7 @@ func startFake(t *testing.T, service *ingesttest.Service, options ...grpc.Server
 		t.Fatal(err)
 	}
 	server = &fakeServer{Service: service, namespaces: map[string]*dualcheckv1.Namespace{}}
-	s := grpc.NewServer(append(options, grpc.MaxRecvMsgSize(maxMessage))...)
+	s := grpc.NewServer(append(options, grpc.MaxRecvMsgSize(claim.MaxMessage))...)
 	dualcheckv1.RegisterDedupServiceServer(s, service)
 	dualcheckv1.RegisterAdminServiceServer(s, server)
 	var serving sync.WaitGroup

@@ -65,6 +65,17 @@ func TestIngestCountsEachLine(t *testing.T) {
 	}
 }
 
+func TestIngestRefusesNumbersThatMakeNoSense(t *testing.T) {
+	for flag, value := range map[string]string{"--workers": "0", "--lease": "-1s", "--retry-for": "-1s", "--wait": "31s"} {
+		command(t, deliveries, "ingest", "-", flag, value).complains(t, exitUsage, flag+" is "+value)
+	}
+	command(t, deliveries, "ingest", "-", "--wait", "-1s").complains(t, exitUsage, "--wait is -1s, it must be between 0 and 30s")
+}
+
+func TestIngestHelpSaysWhatACommandMustNotDo(t *testing.T) {
+	command(t, "", "ingest", "--help").wants(t, exitOK, "It must not leave anything running", "lines of\nother keys go on with the rest")
+}
+
 func TestIngestCanFailOnAConflict(t *testing.T) {
 	_, addr := startFake(t, &ingesttest.Service{})
 	conflicts := command(t, deliveries, "ingest", "-", "--addr", addr, "--fail-on-conflict")

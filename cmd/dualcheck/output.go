@@ -14,14 +14,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
+	"github.com/dualcheck/dualcheck/internal/contractjson"
 )
 
 // addOutputFlag gives a command -o.
@@ -113,16 +108,7 @@ func printValue(cmd *cobra.Command, v any, text func(p *page)) error {
 
 // messageJSON is a message as the contract's JSON, on one line.
 func messageJSON(m proto.Message) ([]byte, error) {
-	m = proto.Clone(m)
-	eachFailure(m, func(f *dualcheckv1.Failure) {
-		for _, detail := range f.GetDetails() {
-			if _, err := protoregistry.GlobalTypes.FindMessageByURL(detail.GetTypeUrl()); err != nil {
-				// JSON shows the bytes of a type that is not known here.
-				detail.Value = asBytesValue(detail.GetValue())
-			}
-		}
-	})
-	raw, err := protojson.MarshalOptions{Resolver: unknownAsBytes{protoregistry.GlobalTypes}}.Marshal(m)
+	raw, err := contractjson.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("write the answer as JSON: %w", err)
 	}
@@ -131,43 +117,6 @@ func messageJSON(m proto.Message) ([]byte, error) {
 		return nil, fmt.Errorf("write the answer as JSON: %w", err)
 	}
 	return compact.Bytes(), nil
-}
-
-// unknownAsBytes resolves a type that is not known as a BytesValue, which JSON
-// shows as {"@type": URL, "value": base64}.
-type unknownAsBytes struct{ *protoregistry.Types }
-
-func (u unknownAsBytes) FindMessageByURL(url string) (protoreflect.MessageType, error) {
-	if t, err := u.Types.FindMessageByURL(url); err == nil {
-		return t, nil
-	}
-	return (&wrapperspb.BytesValue{}).ProtoReflect().Type(), nil
-}
-
-// asBytesValue encodes a BytesValue that holds b.
-func asBytesValue(b []byte) []byte {
-	return protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), b)
-}
-
-// eachFailure calls f for every failure in an answer.
-func eachFailure(m proto.Message, f func(*dualcheckv1.Failure)) {
-	m.ProtoReflect().Range(func(_ protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		switch held := v.Interface().(type) {
-		case protoreflect.Message:
-			if failure, ok := held.Interface().(*dualcheckv1.Failure); ok {
-				f(failure)
-				return true
-			}
-			eachFailure(held.Interface(), f)
-		case protoreflect.List:
-			for i := range held.Len() {
-				if element, ok := held.Get(i).Interface().(protoreflect.Message); ok {
-					eachFailure(element.Interface(), f)
-				}
-			}
-		}
-		return true
-	})
 }
 
 // page is text for people.

@@ -226,7 +226,7 @@ func TestActsAreLogged(t *testing.T) {
 	}
 }
 
-// Whoever opens a port to others without TLS is told what that means.
+// Whoever opens a port to others is told what that means.
 func TestListeningOpenlyIsWarnedOf(t *testing.T) {
 	for addr, warned := range map[string]bool{"127.0.0.1:0": false, "[::1]:0": false, ":0": true, "0.0.0.0:0": true} {
 		l, err := net.Listen("tcp", addr)
@@ -236,11 +236,19 @@ func TestListeningOpenlyIsWarnedOf(t *testing.T) {
 			}
 			t.Fatal(err)
 		}
+		for _, secure := range []bool{false, true} {
+			var talk talkBuffer
+			ears{grpc: l}.warnOpen(slog.New(slog.NewTextHandler(&talk, nil)), secure)
+			if got := strings.Count(talk.String(), "whoever reaches these ports may call"); (got == 1) != warned || strings.Contains(talk.String(), "debug-addr") ||
+				strings.Contains(talk.String(), "without TLS") != (warned && !secure) {
+				t.Errorf("%s, TLS %v: %s", addr, secure, talk.String())
+			}
+		}
 		var talk talkBuffer
-		ears{grpc: l}.warnOpen(slog.New(slog.NewTextHandler(&talk, nil)))
+		ears{debug: l}.warnOpen(slog.New(slog.NewTextHandler(&talk, nil)), true)
 		l.Close()
-		if got := strings.Count(talk.String(), "whoever reaches these ports may call"); (got == 1) != warned {
-			t.Errorf("%s: %s", addr, talk.String())
+		if got := strings.Count(talk.String(), "its heap dump holds tokens and results"); (got == 1) != warned || strings.Contains(talk.String(), "these ports") {
+			t.Errorf("%s for pprof: %s", addr, talk.String())
 		}
 	}
 }

@@ -67,10 +67,25 @@ func listenAt(flag, addr string) (net.Listener, error) {
 }
 
 // warnOpen says that others than this machine reach a port that asks nobody who
-// they are.
-func (e ears) warnOpen(log *slog.Logger) {
-	var open []string
-	for _, l := range []net.Listener{e.grpc, e.http, e.debug} {
+// they are: TLS keeps out who listens, and nobody who calls.
+func (e ears) warnOpen(log *slog.Logger, secure bool) {
+	without := " without TLS"
+	if secure {
+		without = ""
+	}
+	if open := beyondLoopback(e.grpc, e.http); len(open) > 0 {
+		log.Warn("it listens on a network"+without+", and asks no caller who they are: whoever reaches these ports may call; put them behind a firewall or a proxy that authenticates, or listen on 127.0.0.1",
+			"ports", strings.Join(open, ", "))
+	}
+	if open := beyondLoopback(e.debug); len(open) > 0 {
+		log.Warn("debug-addr is open to a network: pprof is in the clear and asks no caller who they are, and its heap dump holds tokens and results; listen on 127.0.0.1",
+			"ports", strings.Join(open, ", "))
+	}
+}
+
+// beyondLoopback lists the addresses that others than this machine reach.
+func beyondLoopback(all ...net.Listener) (open []string) {
+	for _, l := range all {
 		if l == nil {
 			continue
 		}
@@ -78,10 +93,7 @@ func (e ears) warnOpen(log *slog.Logger) {
 			open = append(open, at.String())
 		}
 	}
-	if len(open) > 0 {
-		log.Warn("it listens on a network without TLS, and asks no caller who they are: whoever reaches these ports may call; put them behind a firewall or a proxy that authenticates, or listen on 127.0.0.1",
-			"ports", strings.Join(open, ", "))
-	}
+	return open
 }
 
 // debugAddr is where pprof is; "" if it is nowhere.
@@ -173,9 +185,7 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 	b := buildInfo()
 	running := telemetry.Build{Version: b.Version, Commit: b.Commit, Node: s.NodeID}
 	log = log.With(telemetry.FieldNode, s.NodeID)
-	if s.TLSCertFile == "" {
-		e.warnOpen(log)
-	}
+	e.warnOpen(log, s.TLSCertFile != "")
 	metrics := telemetry.NewMetrics(running)
 	tracing, err := telemetry.StartTracing(ctx, running, log)
 	if err != nil {

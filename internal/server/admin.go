@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sort"
@@ -101,7 +102,7 @@ func (a *admin) PutNamespace(ctx context.Context, m *dualcheckv1.PutNamespaceReq
 }
 
 func (a *admin) GetNamespace(_ context.Context, m *dualcheckv1.GetNamespaceRequest) (*dualcheckv1.GetNamespaceResponse, error) {
-	if err := claim.ValidateNamespace(m.GetName()); err != nil {
+	if err := validName(m.GetName(), "name"); err != nil {
 		return nil, err
 	}
 	all, err := a.namespaces.List()
@@ -143,7 +144,7 @@ func (a *admin) ListNamespaces(_ context.Context, m *dualcheckv1.ListNamespacesR
 }
 
 func (a *admin) DeleteNamespace(ctx context.Context, m *dualcheckv1.DeleteNamespaceRequest) (*dualcheckv1.DeleteNamespaceResponse, error) {
-	if err := claim.ValidateNamespace(m.GetName()); err != nil {
+	if err := validName(m.GetName(), "name"); err != nil {
 		return nil, err
 	}
 	forgotten, err := a.namespaces.Delete(ctx, m.GetName(), m.GetForce())
@@ -245,6 +246,17 @@ func (a *admin) GetCluster(ctx context.Context, _ *dualcheckv1.GetClusterRequest
 		})
 	}
 	return resp, nil
+}
+
+// validName reports NAMESPACE_INVALID, of the field that the name came in.
+func validName(name, field string) error {
+	err := claim.ValidateNamespace(name)
+	if e, ok := errors.AsType[*claim.Error](err); ok {
+		blamed := *e
+		blamed.Field = field
+		return &blamed
+	}
+	return err
 }
 
 // pageSize is 100 unless asked for, and at most 1,000.

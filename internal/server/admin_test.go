@@ -52,6 +52,22 @@ func TestNamespaces(t *testing.T) {
 	want(t, err, claim.Internal, codes.Internal)
 }
 
+func TestAWrongNameIsBlamedOnItsField(t *testing.T) {
+	w := start(t)
+	_, get := w.admin.GetNamespace(t.Context(), &dualcheckv1.GetNamespaceRequest{Name: "A"})
+	_, remove := w.admin.DeleteNamespace(t.Context(), &dualcheckv1.DeleteNamespaceRequest{Name: "A"})
+	_, put := w.admin.PutNamespace(t.Context(), &dualcheckv1.PutNamespaceRequest{Namespace: &dualcheckv1.Namespace{Name: "A"}})
+	_, list := w.admin.ListRecords(t.Context(), &dualcheckv1.ListRecordsRequest{Namespace: "A"})
+	for _, c := range []struct {
+		err   error
+		field string
+	}{{get, "name"}, {remove, "name"}, {put, "namespace.name"}, {list, "namespace"}} {
+		if s := want(t, c.err, claim.NamespaceInvalid, codes.InvalidArgument); violated(s) != c.field {
+			t.Errorf("%q is blamed, not %q", violated(s), c.field)
+		}
+	}
+}
+
 func TestNamespacesInPages(t *testing.T) {
 	w := start(t)
 	var names []string

@@ -16,8 +16,11 @@ import (
 const (
 	// atOnce is how many keys of one batch are asked for at the same time.
 	atOnce = 64
-	// roomFor is left in an answer for all but the records: claims, errors, verdicts.
-	roomFor = 512 << 10
+	// beginsRoom is left in an answer for all but the records: claims, errors, verdicts.
+	beginsRoom = 512 << 10
+	// finishesRoom is left for all that remains of records without result, failure and
+	// labels: every finish that was stored is told.
+	finishesRoom = 1 << 20
 )
 
 func (d *dedup) BatchBegin(ctx context.Context, m *dualcheckv1.BatchBeginRequest) (*dualcheckv1.BatchBeginResponse, error) {
@@ -25,25 +28,22 @@ func (d *dedup) BatchBegin(ctx context.Context, m *dualcheckv1.BatchBeginRequest
 		return nil, err
 	}
 	traceID := telemetry.TraceID(ctx)
-	out := make([]*dualcheckv1.BeginResult, len(m.GetRequests()))
-	room := newAnswerRoom()
-	name := func(i int) key { return key{m.Requests[i].GetNamespace(), m.Requests[i].GetKey()} }
-	inOrder(len(out), name, func(i int) {
-		var answer *dualcheckv1.BeginResponse
-		err := d.calls.guard(func() (err error) {
-			answer, err = d.beginMember(ctx, m.Requests[i], traceID)
-			return err
-		})
-		if err == nil && !room.take(answer.GetRecord()) {
-			err = tooMuch()
-		}
-		if err != nil {
-			out[i] = &dualcheckv1.BeginResult{Outcome: &dualcheckv1.BeginResult_Error{Error: d.memberFault(ctx, dualcheckv1.DedupService_BatchBegin_FullMethodName, err)}}
-			return
-		}
-		out[i] = &dualcheckv1.BeginResult{Outcome: &dualcheckv1.BeginResult_Begin{Begin: answer}}
-	})
-	return &dualcheckv1.BatchBeginResponse{Responses: out}, nil
+	room := newAnswerRoom(beginsRoom)
+	return &dualcheckv1.BatchBeginResponse{Responses: eachMember(ctx, d, batch[*dualcheckv1.BeginRequest, *dualcheckv1.BeginResult]{
+		method:   dualcheckv1.DedupService_BatchBegin_FullMethodName,
+		requests: m.GetRequests(),
+		name:     func(m *dualcheckv1.BeginRequest) key { return key{m.GetNamespace(), m.GetKey()} },
+		ask: func(m *dualcheckv1.BeginRequest) (*dualcheckv1.BeginResult, error) {
+			answer, err := d.beginMember(ctx, m, traceID)
+			if err == nil && !room.take(answer.GetRecord()) {
+				err = tooMuch()
+			}
+			return &dualcheckv1.BeginResult{Outcome: &dualcheckv1.BeginResult_Begin{Begin: answer}}, err
+		},
+		failed: func(e *dualcheckv1.BatchError) *dualcheckv1.BeginResult {
+			return &dualcheckv1.BeginResult{Outcome: &dualcheckv1.BeginResult_Error{Error: e}}
+		},
+	})}, nil
 }
 
 func (d *dedup) beginMember(ctx context.Context, m *dualcheckv1.BeginRequest, traceID []byte) (*dualcheckv1.BeginResponse, error) {
@@ -65,30 +65,27 @@ func (d *dedup) BatchFinish(ctx context.Context, m *dualcheckv1.BatchFinishReque
 	if err := small(m, len(m.GetRequests())); err != nil {
 		return nil, err
 	}
-	out := make([]*dualcheckv1.FinishResult, len(m.GetRequests()))
-	room := newAnswerRoom()
-	name := func(i int) key {
-		if c := m.Requests[i].GetComplete(); c != nil {
-			return key{c.GetNamespace(), c.GetKey()}
-		}
-		return key{m.Requests[i].GetFail().GetNamespace(), m.Requests[i].GetFail().GetKey()}
-	}
-	inOrder(len(out), name, func(i int) {
-		var answer *dualcheckv1.FinishResponse
-		err := d.calls.guard(func() (err error) {
-			answer, err = d.finishMember(ctx, m.Requests[i])
-			return err
-		})
-		if err == nil && !room.take(answer.GetRecord()) {
-			err = tooMuch()
-		}
-		if err != nil {
-			out[i] = &dualcheckv1.FinishResult{Outcome: &dualcheckv1.FinishResult_Error{Error: d.memberFault(ctx, dualcheckv1.DedupService_BatchFinish_FullMethodName, err)}}
-			return
-		}
-		out[i] = &dualcheckv1.FinishResult{Outcome: &dualcheckv1.FinishResult_Finish{Finish: answer}}
-	})
-	return &dualcheckv1.BatchFinishResponse{Responses: out}, nil
+	room := newAnswerRoom(finishesRoom)
+	return &dualcheckv1.BatchFinishResponse{Responses: eachMember(ctx, d, batch[*dualcheckv1.FinishRequest, *dualcheckv1.FinishResult]{
+		method:   dualcheckv1.DedupService_BatchFinish_FullMethodName,
+		requests: m.GetRequests(),
+		name: func(m *dualcheckv1.FinishRequest) key {
+			if c := m.GetComplete(); c != nil {
+				return key{c.GetNamespace(), c.GetKey()}
+			}
+			return key{m.GetFail().GetNamespace(), m.GetFail().GetKey()}
+		},
+		ask: func(m *dualcheckv1.FinishRequest) (*dualcheckv1.FinishResult, error) {
+			answer, err := d.finishMember(ctx, m)
+			if err == nil {
+				room.fit(answer.GetRecord())
+			}
+			return &dualcheckv1.FinishResult{Outcome: &dualcheckv1.FinishResult_Finish{Finish: answer}}, err
+		},
+		failed: func(e *dualcheckv1.BatchError) *dualcheckv1.FinishResult {
+			return &dualcheckv1.FinishResult{Outcome: &dualcheckv1.FinishResult_Error{Error: e}}
+		},
+	})}, nil
 }
 
 func (d *dedup) finishMember(ctx context.Context, m *dualcheckv1.FinishRequest) (*dualcheckv1.FinishResponse, error) {
@@ -101,11 +98,31 @@ func (d *dedup) finishMember(ctx context.Context, m *dualcheckv1.FinishRequest) 
 	return nil, refuse(claim.RequestInvalid, "requests.finish", "this member is neither: send a complete or a fail")
 }
 
-// memberFault puts a member's error through the table.
-func (d *dedup) memberFault(ctx context.Context, method string, err error) *dualcheckv1.BatchError {
-	f := faultOf(callerOf(ctx), err)
-	d.calls.report(ctx, method, f)
-	return f.batch()
+// batch is what batches differ in: Q is a member, R what becomes of one.
+type batch[Q, R any] struct {
+	method   string
+	requests []Q
+	name     func(Q) key
+	ask      func(Q) (R, error)
+	failed   func(*dualcheckv1.BatchError) R
+}
+
+// eachMember asks for every member and returns what became of each; errors go through
+// the table.
+func eachMember[Q, R any](ctx context.Context, d *dedup, b batch[Q, R]) []R {
+	out := make([]R, len(b.requests))
+	inOrder(len(out), func(i int) key { return b.name(b.requests[i]) }, func(i int) {
+		err := d.calls.guard(func() (err error) {
+			out[i], err = b.ask(b.requests[i])
+			return err
+		})
+		if err != nil {
+			f := faultOf(callerOf(ctx), err)
+			d.calls.report(ctx, b.method, f)
+			out[i] = b.failed(f.batch())
+		}
+	})
+	return out
 }
 
 // small reports BATCH_TOO_LARGE for a batch over the limits.
@@ -119,8 +136,9 @@ func small(m proto.Message, members int) error {
 	return nil
 }
 
-// tooMuch is for a member whose record no longer fits the answer. What it asked for
-// was done: asked for again, alone or in a smaller batch, it is told so.
+// tooMuch is for a Begin whose record no longer fits the answer. A record is of what
+// was there before, so that nothing was done: asked for again, alone or in a smaller
+// batch, it is told.
 func tooMuch() error {
 	return &claim.Error{
 		Reason:  claim.BatchTooLarge,
@@ -161,18 +179,37 @@ func inOrder(n int, name func(int) key, do func(int)) {
 // not kept: which records those are may depend on which came first.
 type answerRoom struct{ left atomic.Int64 }
 
-func newAnswerRoom() *answerRoom {
+func newAnswerRoom(kept int64) *answerRoom {
 	r := &answerRoom{}
-	r.left.Store(claim.MaxMessage - roomFor)
+	r.left.Store(claim.MaxMessage - kept)
 	return r
 }
 
 // take reports whether the record fits.
 func (r *answerRoom) take(record *dualcheckv1.Record) bool {
 	n := int64(proto.Size(record))
-	if r.left.Add(-n) >= 0 {
-		return true
+	for {
+		left := r.left.Load()
+		if n > left {
+			return false
+		}
+		if r.left.CompareAndSwap(left, left-n) {
+			return true
+		}
 	}
-	r.left.Add(n)
-	return false
+}
+
+// fit makes a record fit by leaving out what is largest in it. A finish that was stored
+// is never answered as an error: it would be taken for one that was not.
+func (r *answerRoom) fit(record *dualcheckv1.Record) {
+	if r.take(record) {
+		return
+	}
+	if record.GetResult() != nil {
+		record.Result.Body = nil
+		if r.take(record) {
+			return
+		}
+	}
+	record.Result, record.Failure, record.Labels = nil, nil, nil // the rest is in finishesRoom
 }

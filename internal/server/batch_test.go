@@ -192,3 +192,61 @@ func TestBatchAnswerFits(t *testing.T) {
 		t.Errorf("a claim was dropped: %v", last)
 	}
 }
+
+// A finish that was stored is told as such, also where its record does not fit.
+func TestABatchOfFinishesThatWereStoredTellsEachOfThem(t *testing.T) {
+	w := start(t)
+	roomy := claimtest.DefaultPolicy()
+	roomy.MaxResultBytes = claim.MaxResult
+	w.store.PutPolicy("a", roomy)
+	batch := &dualcheckv1.BatchFinishRequest{}
+	for i := range 20 {
+		key := fmt.Sprintf("k%d", i)
+		token := w.first(key).GetToken()
+		done, err := w.Complete(t.Context(), completing(key, token, make([]byte, claim.MaxResult)).GetComplete())
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The same finish again, by its digest.
+		batch.Requests = append(batch.Requests, &dualcheckv1.FinishRequest{Finish: &dualcheckv1.FinishRequest_Complete{Complete: &dualcheckv1.CompleteRequest{
+			Namespace: "a", Key: key, Token: token, Outcome: &dualcheckv1.CompleteRequest_Omitted{Omitted: &dualcheckv1.Omitted{Digest: done.GetRecord().GetDigest(), Size: claim.MaxResult}},
+		}}})
+	}
+	resp, err := w.BatchFinish(t.Context(), batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := proto.Size(resp); n > claim.MaxMessage {
+		t.Errorf("%d bytes", n)
+	}
+	whole := 0
+	for i, r := range resp.GetResponses() {
+		record := r.GetFinish().GetRecord()
+		if record.GetState() != dualcheckv1.State_STATE_SUCCEEDED || record.GetResultSize() != claim.MaxResult || record.GetResult() == nil || record.GetResultOmitted() {
+			t.Errorf("%d: %.300v", i, r)
+		}
+		if len(record.GetResult().GetBody()) > 0 {
+			whole++
+		}
+	}
+	if whole < 10 || whole == 20 {
+		t.Errorf("%d bodies", whole)
+	}
+}
+
+func TestWhatARecordLosesToFit(t *testing.T) {
+	record := func() *dualcheckv1.Record {
+		return &dualcheckv1.Record{Key: "k", Labels: map[string]string{"a": "b"}, Result: &dualcheckv1.Result{ContentType: "c", Body: make([]byte, 1000)}}
+	}
+	for room, want := range map[int64]*dualcheckv1.Record{
+		2000: record(),
+		100:  {Key: "k", Labels: map[string]string{"a": "b"}, Result: &dualcheckv1.Result{ContentType: "c"}},
+		0:    {Key: "k"},
+	} {
+		got := record()
+		newAnswerRoom(claim.MaxMessage - room).fit(got)
+		if !proto.Equal(got, want) {
+			t.Errorf("room %d: %.200v", room, got)
+		}
+	}
+}

@@ -17,7 +17,7 @@ type bounded struct {
 }
 
 func newBounded(store claim.Store, most int) bounded {
-	return bounded{store, make(chan struct{}, max(most, 1))}
+	return bounded{store, make(chan struct{}, most)}
 }
 
 func (b bounded) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answer, error) {

@@ -78,7 +78,7 @@ func faultOf(caller context.Context, err error) fault {
 	switch {
 	case ok:
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		e = &claim.Error{Reason: claim.StoreUnavailable, Message: "the answer could not be established in time: send the same call again", Err: err}
+		e = claim.Unavailable("the answer could not be established in time: send the same call again", err)
 	default:
 		e = &claim.Error{Reason: claim.Internal, Err: err}
 	}
@@ -138,12 +138,11 @@ func complete(s *status.Status) *status.Status {
 			return s
 		}
 	}
-	reason, code := claim.Internal, s.Code()
-	switch code {
-	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
+	reason := claim.Internal
+	switch s.Code() {
+	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound,
+		codes.ResourceExhausted: // a message over gRPC's limit
 		reason = claim.RequestInvalid
-	case codes.ResourceExhausted: // a message over gRPC's limit
-		reason, code = claim.RequestInvalid, codes.InvalidArgument
 	case codes.Unavailable:
 		reason = claim.Draining
 	case codes.DeadlineExceeded, codes.Canceled:
@@ -151,9 +150,13 @@ func complete(s *status.Status) *status.Status {
 	case codes.Unimplemented:
 		reason = claim.Unimplemented
 	}
+	code := table[reason]
 	e := &claim.Error{Reason: reason, Message: s.Message()}
 	if code == codes.Unavailable {
 		e.RetryAfter = time.Second
+	}
+	if reason == claim.StoreUnavailable {
+		code = s.Code() // the caller has stopped waiting, see faultOf
 	}
 	return fault{code: code, Error: e}.status()
 }

@@ -182,7 +182,10 @@ func TestAnswersThatWereNotEstablished(t *testing.T) {
 				}
 				return // the client has given up before the server's answer comes
 			}
-			want(t, err, claim.StoreUnavailable, c.code)
+			s := want(t, err, claim.StoreUnavailable, c.code)
+			if retry, ok := detail[*errdetails.RetryInfo](s); !ok || retry.GetRetryDelay().AsDuration() <= 0 {
+				t.Errorf("no RetryInfo: %v", s.Details())
+			}
 		})
 	}
 	done, cancel := context.WithTimeout(t.Context(), 0)
@@ -242,4 +245,39 @@ func TestAnOutageDoesNotFillTheLog(t *testing.T) {
 			t.Errorf("the count:\n%s\n%s", lines[0], lines[1])
 		}
 	})
+}
+
+// Records that cannot be read are told of now and then, and an outage meanwhile does
+// not keep them out; a line with an incident is always there.
+func TestBrokenRecordsDoNotFillTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var logs logBuffer
+		c := newCalls(telemetry.NewMetrics(telemetry.Build{}), slog.New(slog.NewTextHandler(&logs, nil)))
+		c.report(t.Context(), "/m", faultOf(t.Context(), claim.Unavailable("etcd does not answer", errTest)))
+		for range 100 {
+			c.report(t.Context(), "/m", faultOf(t.Context(), claim.Errorf(claim.RecordUnreadable, "unreadable")))
+			c.report(t.Context(), "/m", faultOf(t.Context(), claim.Errorf(claim.KeyCollision, "collision")))
+			c.report(t.Context(), "/m", faultOf(t.Context(), errTest))
+		}
+		<-time.After(warnEvery)
+		c.report(t.Context(), "/m", faultOf(t.Context(), claim.Errorf(claim.KeyCollision, "collision")))
+		text := logs.String()
+		if n := strings.Count(text, "unreadable") + strings.Count(text, "collision"); n != 2 || !strings.Contains(text, "left_out=199") {
+			t.Errorf("%d lines of broken records:\n%s", n, text)
+		}
+		if n := strings.Count(text, "incident="); n != 100 {
+			t.Errorf("%d lines of incidents", n)
+		}
+	})
+}
+
+// What gRPC and the gateway make of their own goes by the table too.
+func TestCompleteGoesByTheTable(t *testing.T) {
+	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
+		s := complete(status.New(code, "why"))
+		reason := claim.Reason(reasonOf(s))
+		if own := reason == claim.StoreUnavailable; own != (code == codes.Canceled || code == codes.DeadlineExceeded) || !own && s.Code() != table[reason] || own && s.Code() != code {
+			t.Errorf("%v became %v %s", code, s.Code(), reason)
+		}
+	}
 }

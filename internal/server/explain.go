@@ -14,6 +14,7 @@ import (
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/contractjson"
 )
 
 // What protojson says of a body that it cannot read is short, and names no field
@@ -107,7 +108,7 @@ func lookInto(object []byte, t protoreflect.MessageType, at place) *claim.Error 
 func lookAt(value []byte, t protoreflect.MessageType, fd protoreflect.FieldDescriptor, at place) *claim.Error {
 	// What this decides is right; the rest only finds words for it.
 	try := func(value []byte) error {
-		return decoder.Unmarshal(fmt.Appendf(nil, "{%q:%s}", fd.JSONName(), value), t.New().Interface())
+		return contractjson.Unmarshal(fmt.Appendf(nil, "{%q:%s}", fd.JSONName(), value), t.New().Interface())
 	}
 	err := try(value)
 	if err == nil {
@@ -249,8 +250,9 @@ func shown(value []byte) string {
 }
 
 // cut is the beginning of what may be very long.
-func cut(s string) string {
-	const most = 40
+func cut(s string) string { return cutTo(40, s) }
+
+func cutTo(most int, s string) string {
 	if len(s) > most {
 		s = s[:most] + "..."
 	}

@@ -10,6 +10,7 @@ import (
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/contractjson"
 )
 
 // blamed is the field that an error in JSON blames.
@@ -84,7 +85,7 @@ func FuzzExplain(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for _, m := range []proto.Message{&dualcheckv1.BeginRequest{}, &dualcheckv1.BatchFinishRequest{}, &dualcheckv1.PutNamespaceRequest{}} {
-			if unmarshalJSON(body, m) == nil {
+			if contractjson.Unmarshal(body, m) == nil {
 				if wrong := lookInto(body, m.ProtoReflect().Type(), place{}); wrong != nil && json.Valid(body) {
 					t.Errorf("%s is in order, and is blamed: %v", body, wrong)
 				}

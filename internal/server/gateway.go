@@ -21,6 +21,7 @@ import (
 	"github.com/dualcheck/dualcheck/api/gen"
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/contractjson"
 	"github.com/dualcheck/dualcheck/internal/telemetry"
 )
 
@@ -112,8 +113,8 @@ func (s *Server) gatewayError(ctx context.Context, _ *runtime.ServeMux, _ runtim
 	if !ok {
 		said = status.Convert(s.calls.fail(ctx, r.URL.Path, err))
 	}
-	httpStatus := runtime.HTTPStatusFromCode(said.Code())
 	whole := complete(said)
+	httpStatus := runtime.HTTPStatusFromCode(whole.Code())
 	if refused := refusedBody(r); refused != nil {
 		whole = faultOf(ctx, refused).status()
 		if _, over := errors.AsType[*http.MaxBytesError](refused); over {
@@ -137,24 +138,23 @@ func refusedBody(r *http.Request) error {
 }
 
 // routingError answers for a path or a method that is not served.
-func routingError(_ context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, httpStatus int) {
-	e := &claim.Error{Reason: claim.RequestInvalid}
-	code := codes.InvalidArgument
+func routingError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, httpStatus int) {
+	e := &claim.Error{Reason: claim.Unimplemented}
 	switch httpStatus {
 	case http.StatusNotFound:
-		code, e.Message = codes.NotFound, "there is no method at this path; /openapi.json lists them all"
+		e.Message = "there is no method at this path; /openapi.json lists them all"
 	case http.StatusMethodNotAllowed:
-		code, e.Message = codes.Unimplemented, r.Method+" is not served here: every method is a POST"
+		e.Message = r.Method + " is not served here: every method is a POST"
 		w.Header().Set("Allow", http.MethodPost)
 	default:
-		e.Message = http.StatusText(httpStatus)
+		e.Reason, e.Message = claim.RequestInvalid, http.StatusText(httpStatus)
 	}
-	writeStatus(w, httpStatus, fault{code: code, Error: e}.status())
+	writeStatus(w, httpStatus, faultOf(ctx, e).status())
 }
 
 // writeStatus writes {code, message, details}.
 func writeStatus(w http.ResponseWriter, httpStatus int, s *status.Status) {
-	body, err := marshalJSON(s.Proto())
+	body, err := contractjson.Marshal(s.Proto())
 	if err != nil { // a detail of ours that JSON cannot show; there is none
 		body = []byte(`{"code":13,"message":"internal error"}`)
 	}

@@ -74,10 +74,10 @@ func TestGatewayErrors(t *testing.T) {
 		"body too large":      {post, "/v1/dedup:begin", `{"key":"` + strings.Repeat("k", maxBody) + `"}`, 413, "REQUEST_INVALID"},
 		"message too large":   {post, "/v1/dedup:begin", `{"key":"` + strings.Repeat("k", claim.MaxMessage+1) + `"}`, 400, "REQUEST_INVALID"},
 		"empty body":          {post, "/v1/dedup:begin", ``, 400, "NAMESPACE_INVALID"},
-		"wrong path":          {post, "/v1/dedup:guess", `{}`, 404, "REQUEST_INVALID"},
-		"no path":             {post, "/v2", `{}`, 404, "REQUEST_INVALID"},
-		"wrong method":        {http.MethodGet, "/v1/dedup:begin", ``, 405, "REQUEST_INVALID"},
-		"put":                 {http.MethodPut, "/v1/dedup:begin", `{}`, 405, "REQUEST_INVALID"},
+		"wrong path":          {post, "/v1/dedup:guess", `{}`, 404, "UNIMPLEMENTED"},
+		"no path":             {post, "/v2", `{}`, 404, "UNIMPLEMENTED"},
+		"wrong method":        {http.MethodGet, "/v1/dedup:begin", ``, 405, "UNIMPLEMENTED"},
+		"put":                 {http.MethodPut, "/v1/dedup:begin", `{}`, 405, "UNIMPLEMENTED"},
 		"a row of the table":  {post, "/v1/dedup:begin", `{"namespace":"a","key":""}`, 400, "KEY_INVALID"},
 		"not found":           {post, "/v1/dedup:get", `{"namespace":"a","key":"none"}`, 404, "RECORD_NOT_FOUND"},
 		"not served":          {post, "/v1/status:apply", `{}`, 501, "UNIMPLEMENTED"},
@@ -92,6 +92,9 @@ func TestGatewayErrors(t *testing.T) {
 			e := parseError(t, body)
 			if code != c.status || e.reason() != c.reason || e.Message == "" || e.Code == 0 {
 				t.Errorf("got %d %.300s", code, body)
+			}
+			if e.Code != int(table[claim.Reason(c.reason)]) {
+				t.Errorf("code %d is not that of %s", e.Code, c.reason)
 			}
 			if headers.Get("Content-Type") != "application/json" {
 				t.Errorf("Content-Type %q", headers.Get("Content-Type"))

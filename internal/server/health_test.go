@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -155,6 +156,56 @@ func TestStopCutsOffWhatDoesNotEnd(t *testing.T) {
 	w.server.Stop(ctx, 0)
 	if err := <-got; status.Code(err) != codes.Unavailable {
 		t.Errorf("the call ended with %v", err)
+	}
+}
+
+// A body that does not come takes the time of no gRPC call.
+func TestASlowUploadDoesNotCutOffGRPC(t *testing.T) {
+	w := start(t)
+	upload, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer upload.Close()
+	if _, err := upload.Write([]byte("POST /v1/dedup:begin HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := upload.Read(make([]byte, 10)); err != nil { // the body is being read
+		t.Fatal(err)
+	}
+	if _, err := upload.Write([]byte(`{"namespace":`)); err != nil {
+		t.Fatal(err)
+	}
+	under := make(chan struct{})
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	w.store.before(func(context.Context, *claim.BeginRequest) error {
+		close(under)
+		<-w.server.draining
+		<-time.After(100 * time.Millisecond)
+		return nil
+	})
+	got := make(chan error, 1)
+	go func() {
+		_, err := w.Begin(context.Background(), &dualcheckv1.BeginRequest{Namespace: "a", Key: "k"})
+		got <- err
+	}()
+	<-under
+	w.server.Stop(ctx, 0)
+	if err := <-got; err != nil {
+		t.Errorf("the call ended with %v", err)
+	}
+	if log := w.logs.String(); !strings.Contains(log, "JSON calls were cut off") || strings.Contains(log, "gRPC calls were cut off") {
+		t.Errorf("the log:\n%s", log)
+	}
+}
+
+// A connection that is to end waits for every call that there can be.
+func TestNoCallOutlastsItsConnection(t *testing.T) {
+	for _, req := range []any{&dualcheckv1.DeleteNamespaceRequest{Force: true}, &dualcheckv1.BeginRequest{Wait: durationpb.New(time.Hour)}, &dualcheckv1.GetRequest{}} {
+		if most := limit(req); most >= ageGrace {
+			t.Errorf("%T may take %v, and its connection ends after %v", req, most, ageGrace)
+		}
 	}
 }
 

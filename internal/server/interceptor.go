@@ -36,16 +36,34 @@ const (
 type calls struct {
 	metrics *telemetry.Metrics
 	log     *slog.Logger
-	// seldom keeps an outage from filling the log; leftOut counts what it kept out.
-	seldom  *rate.Limiter
+	// outages and broken keep calls that meet an outage, or a record that cannot be
+	// read, from filling the log; each on its own, so that neither hides the other.
+	outages, broken seldom
+}
+
+// seldom lets a line into the log now and then; leftOut counts what it kept out.
+type seldom struct {
+	limiter *rate.Limiter
 	leftOut atomic.Int64
 }
 
-// warnEvery is how often a call that met an outage is told of in the log.
+// allow reports whether the line may be written, and how many were left out before.
+func (s *seldom) allow() (leftOut int64, ok bool) {
+	if !s.limiter.Allow() {
+		s.leftOut.Add(1)
+		return 0, false
+	}
+	return s.leftOut.Swap(0), true
+}
+
+// warnEvery is how often calls that met the same kind of trouble are told of in the log.
 const warnEvery = 5 * time.Second
 
 func newCalls(metrics *telemetry.Metrics, log *slog.Logger) *calls {
-	return &calls{metrics: metrics, log: log, seldom: rate.NewLimiter(rate.Every(warnEvery), 1)}
+	c := &calls{metrics: metrics, log: log}
+	c.outages.limiter = rate.NewLimiter(rate.Every(warnEvery), 1)
+	c.broken.limiter = rate.NewLimiter(rate.Every(warnEvery), 1)
+	return c
 }
 
 // unary observes a call, keeps its deadline, and turns its error into a status.
@@ -126,7 +144,7 @@ func (c *calls) fail(ctx context.Context, method string, err error) error {
 	// Only what generated code and gRPC return as it is, never what is wrapped.
 	if s, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		if !methods[method] {
-			return complete(s.GRPCStatus()).Err() // of health and reflection
+			return s.GRPCStatus().Err() // of health and reflection, which have a contract of their own
 		}
 		switch s.GRPCStatus().Code() {
 		case codes.Unimplemented:
@@ -146,18 +164,23 @@ func (c *calls) fail(ctx context.Context, method string, err error) error {
 	return f.status().Err()
 }
 
-// report counts an error and logs it as loudly as it deserves.
+// report counts an error and logs it as loudly as it deserves. A line with an
+// incident is always written: whoever was told of it will look for it.
 func (c *calls) report(ctx context.Context, method string, f fault) {
 	c.metrics.Error(string(f.Reason))
 	level, leftOut := slog.LevelDebug, int64(0)
 	switch {
-	case f.code == codes.Internal:
+	case f.incident != "":
 		level = slog.LevelError
+	case f.code == codes.Internal:
+		if n, ok := c.broken.allow(); ok {
+			level, leftOut = slog.LevelError, n
+		}
 	case f.Err == nil || f.code == codes.Canceled || f.code == codes.DeadlineExceeded:
-	case c.seldom.Allow():
-		level, leftOut = slog.LevelWarn, c.leftOut.Swap(0)
 	default:
-		c.leftOut.Add(1)
+		if n, ok := c.outages.allow(); ok {
+			level, leftOut = slog.LevelWarn, n
+		}
 	}
 	if !c.log.Enabled(ctx, level) {
 		return
@@ -187,17 +210,23 @@ func (c *calls) observe(ctx context.Context, method string, err error, took time
 	}
 }
 
+// mostLogged is how many bytes of what a caller says of itself are logged.
+const mostLogged = 128
+
 // about tells which call a log line is of.
 func (c *calls) about(ctx context.Context, method string) []slog.Attr {
-	fields := []slog.Attr{slog.String(telemetry.FieldMethod, strings.TrimPrefix(method, "/"))}
+	fields := []slog.Attr{slog.String(telemetry.FieldMethod, cutTo(mostLogged, strings.TrimPrefix(method, "/")))}
 	if md, ok := metadata.FromIncomingContext(ctx); ok {
 		if v := md.Get("x-request-id"); len(v) > 0 {
-			fields = append(fields, slog.String(telemetry.FieldRequestID, v[0]))
+			fields = append(fields, slog.String(telemetry.FieldRequestID, cutTo(mostLogged, v[0])))
 		}
-		if v := md.Get("x-forwarded-for"); len(v) > 0 {
-			fields = append(fields, slog.String(telemetry.FieldPeer, v[0]))
-		} else if p, ok := peer.FromContext(ctx); ok {
-			fields = append(fields, slog.String(telemetry.FieldPeer, p.Addr.String()))
+		if p, ok := peer.FromContext(ctx); ok {
+			from := p.Addr.String()
+			// Only the gateway is believed; it puts whom it sees at the end.
+			if v := md.Get("x-forwarded-for"); len(v) > 0 && p.Addr.Network() == "bufconn" {
+				from = strings.ToValidUTF8(v[0][max(len(v[0])-mostLogged, 0):], "\ufffd")
+			}
+			fields = append(fields, slog.String(telemetry.FieldPeer, from))
 		}
 	}
 	if id := telemetry.TraceID(ctx); id != nil {

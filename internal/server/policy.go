@@ -23,7 +23,7 @@ func namespaceOf(m *dualcheckv1.Namespace) (policy.Namespace, error) {
 		MaxResultBytes:     p.GetMaxResultBytes(),
 		WithoutEtcd:        policy.WithoutEtcd(number(p.GetWithoutEtcd())),
 	}}
-	if err := claim.ValidateNamespace(n.Name); err != nil {
+	if err := validName(n.Name, "namespace.name"); err != nil {
 		return n, err
 	}
 	for _, f := range unserved(p) {

@@ -48,7 +48,7 @@ type Config struct {
 	// Reflection lets clients learn the contract from the server.
 	Reflection bool
 	// MaxInFlight is how many questions the Store is asked at once; those over it are
-	// OVERLOADED. Finishes and extensions are never counted.
+	// OVERLOADED; 1 or more. Finishes and extensions are never counted.
 	MaxInFlight int
 	// Tracing makes a span of each call.
 	Tracing bool
@@ -58,11 +58,12 @@ type Config struct {
 type Server struct {
 	cfg     Config
 	calls   *calls
-	grpc    *grpc.Server
+	grpc    *grpc.Server // on the network
+	inner   *grpc.Server // for the gateway alone
 	health  *health.Server
 	outage  outage
 	http    *http.Server
-	local   *bufconn.Listener // the gateway's way into the gRPC server
+	local   *bufconn.Listener // the gateway's way into inner
 	gateway *grpc.ClientConn
 
 	stopping atomic.Bool     // health says no
@@ -88,11 +89,14 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.ending, s.end = context.WithCancel(context.Background())
 	cfg.Store = newBounded(cfg.Store, cfg.MaxInFlight)
-	s.grpc = grpc.NewServer(s.options()...)
-	s.grpc.RegisterService(decoded(&dualcheckv1.DedupService_ServiceDesc), &dedup{store: cfg.Store, calls: s.calls, metrics: cfg.Metrics, draining: s.draining})
-	s.grpc.RegisterService(decoded(&dualcheckv1.AdminService_ServiceDesc), &admin{store: cfg.Store, namespaces: cfg.Namespaces, cluster: cfg.Cluster, log: cfg.Log, plainKeys: cfg.PlainKeys})
-	s.grpc.RegisterService(decoded(&dualcheckv1.StatusService_ServiceDesc), dualcheckv1.UnimplementedStatusServiceServer{})
-	s.grpc.RegisterService(decoded(&dualcheckv1.WatchService_ServiceDesc), dualcheckv1.UnimplementedWatchServiceServer{})
+	s.grpc = grpc.NewServer(append(s.options(), s.networkOptions()...)...)
+	s.inner = grpc.NewServer(s.options()...)
+	for _, g := range []*grpc.Server{s.grpc, s.inner} {
+		g.RegisterService(decoded(&dualcheckv1.DedupService_ServiceDesc), &dedup{store: cfg.Store, calls: s.calls, metrics: cfg.Metrics, draining: s.draining})
+		g.RegisterService(decoded(&dualcheckv1.AdminService_ServiceDesc), &admin{store: cfg.Store, namespaces: cfg.Namespaces, cluster: cfg.Cluster, log: cfg.Log, plainKeys: cfg.PlainKeys})
+		g.RegisterService(decoded(&dualcheckv1.StatusService_ServiceDesc), dualcheckv1.UnimplementedStatusServiceServer{})
+		g.RegisterService(decoded(&dualcheckv1.WatchService_ServiceDesc), dualcheckv1.UnimplementedWatchServiceServer{})
+	}
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	if cfg.Reflection {
 		reflection.Register(s.grpc)
@@ -109,26 +113,32 @@ func New(cfg Config) (*Server, error) {
 		ReadTimeout:       time.Minute,
 		WriteTimeout:      2 * time.Minute, // over what a call may take, its wait and its body included
 		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
+		MaxHeaderBytes:    48 << 10, // what is passed on of them must fit maxHeaders
 		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 	}
 	return s, nil
 }
 
+const (
+	// maxHeaders is how many bytes the headers of a gRPC call may have.
+	maxHeaders = 64 << 10
+	// mostStreams is how many calls one connection may have under way. The gateway's
+	// one connection has no such bound: a finish over JSON must not queue behind calls
+	// that wait.
+	mostStreams = 1000
+	// ageGrace is how long calls may go on over a connection that is to end: the
+	// longest that there are.
+	ageGrace = deleteMost + time.Minute
+)
+
+// options are those of both gRPC servers.
 func (s *Server) options() []grpc.ServerOption {
 	opts := []grpc.ServerOption{
-		grpc.Creds(s.credentials()),
 		// Over the limit of the contract, which the codec keeps, so that most who are
 		// over it are told so by an error of ours.
 		grpc.MaxRecvMsgSize(maxBody),
 		grpc.ForceServerCodecV2(lenientCodec{encoding.GetCodecV2(proto.Name)}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{
-			MaxConnectionAge:      s.cfg.MaxConnectionAge,
-			MaxConnectionAgeGrace: callMost + claim.MaxWait,
-			Time:                  30 * time.Second,
-			Timeout:               10 * time.Second,
-		}),
+		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.ChainUnaryInterceptor(s.calls.unary),
 		grpc.ChainStreamInterceptor(s.calls.stream, s.endless),
 		grpc.UnknownServiceHandler(func(_ any, ss grpc.ServerStream) error {
@@ -140,6 +150,25 @@ func (s *Server) options() []grpc.ServerOption {
 		opts = append(opts, grpc.StatsHandler(otelgrpc.NewServerHandler()))
 	}
 	return opts
+}
+
+// networkOptions are those of the server that strangers reach.
+func (s *Server) networkOptions() []grpc.ServerOption {
+	creds := insecure.NewCredentials()
+	if s.cfg.TLS != nil {
+		creds = credentials.NewTLS(s.cfg.TLS)
+	}
+	return []grpc.ServerOption{
+		grpc.Creds(creds),
+		grpc.MaxConcurrentStreams(mostStreams),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionAge:      s.cfg.MaxConnectionAge,
+			MaxConnectionAgeGrace: ageGrace,
+			Time:                  30 * time.Second,
+			Timeout:               10 * time.Second,
+		}),
+	}
 }
 
 // endless ends the streams that never end by themselves, health's and
@@ -161,30 +190,6 @@ type endingStream struct {
 }
 
 func (s endingStream) Context() context.Context { return s.ctx }
-
-// credentials are TLS for what comes over the network, and nothing for the gateway,
-// which comes over a pipe within the process.
-func (s *Server) credentials() credentials.TransportCredentials {
-	if s.cfg.TLS == nil {
-		return insecure.NewCredentials()
-	}
-	return networkCredentials{credentials.NewTLS(s.cfg.TLS)}
-}
-
-type networkCredentials struct {
-	credentials.TransportCredentials
-}
-
-func (c networkCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	if conn.LocalAddr().Network() == "bufconn" {
-		return insecure.NewCredentials().ServerHandshake(conn)
-	}
-	return c.TransportCredentials.ServerHandshake(conn)
-}
-
-func (c networkCredentials) Clone() credentials.TransportCredentials {
-	return networkCredentials{c.TransportCredentials.Clone()}
-}
 
 // Ready says why this node does not serve, nil if it does.
 func (s *Server) Ready() error {
@@ -243,8 +248,8 @@ func (o *outage) tell(log *slog.Logger, err error) {
 // work, or until one of them fails.
 func (s *Server) Serve(grpcListener, httpListener net.Listener) error {
 	group, ctx := errgroup.WithContext(context.Background())
-	group.Go(func() error { return s.servingGRPC(grpcListener) })
-	group.Go(func() error { return s.servingGRPC(s.local) })
+	group.Go(func() error { return servingGRPC(s.grpc, grpcListener) })
+	group.Go(func() error { return servingGRPC(s.inner, s.local) })
 	group.Go(func() error {
 		serve := s.http.Serve
 		if s.cfg.TLS != nil {
@@ -273,8 +278,8 @@ func (s *Server) Serve(grpcListener, httpListener net.Listener) error {
 	return group.Wait()
 }
 
-func (s *Server) servingGRPC(l net.Listener) error {
-	if err := s.grpc.Serve(l); !errors.Is(err, grpc.ErrServerStopped) {
+func servingGRPC(s *grpc.Server, l net.Listener) error {
+	if err := s.Serve(l); !errors.Is(err, grpc.ErrServerStopped) {
 		return err
 	}
 	return nil
@@ -282,7 +287,8 @@ func (s *Server) servingGRPC(l net.Listener) error {
 
 // Stop stops in order: health says no; after delay, in which load balancers notice
 // and all is still served, new work is refused and waiters are answered; calls
-// under way end; connections close. When ctx ends first, what is left is cut off.
+// under way end, those of both ports at once, so that neither takes the other's
+// time; connections close. When ctx ends first, what is left is cut off.
 func (s *Server) Stop(ctx context.Context, delay time.Duration) {
 	if s.stop.Swap(true) {
 		<-s.stopped
@@ -300,19 +306,23 @@ func (s *Server) Stop(ctx context.Context, delay time.Duration) {
 		wait.Stop()
 	}
 	close(s.draining)
-	if err := s.http.Shutdown(ctx); err != nil {
-		s.cfg.Log.Warn("JSON calls were cut off", telemetry.FieldError, err)
-	}
 	s.end()
 	graceful := make(chan struct{})
 	go func() {
 		defer close(graceful)
 		s.grpc.GracefulStop()
 	}()
+	if err := s.http.Shutdown(ctx); err != nil {
+		s.cfg.Log.Warn("JSON calls were cut off", telemetry.FieldError, err)
+	}
 	select {
 	case <-graceful:
 	case <-ctx.Done():
-		s.cfg.Log.Warn("gRPC calls were cut off", telemetry.FieldError, ctx.Err())
+		select {
+		case <-graceful: // long ago
+		default:
+			s.cfg.Log.Warn("gRPC calls were cut off", telemetry.FieldError, ctx.Err())
+		}
 	}
 	s.halt()
 	<-graceful
@@ -323,6 +333,7 @@ func (s *Server) halt() {
 	s.end()
 	_ = s.http.Close() // only what Shutdown left, if anything
 	s.grpc.Stop()
+	s.inner.Stop()
 	_ = s.gateway.Close()
 	_ = s.local.Close()
 }

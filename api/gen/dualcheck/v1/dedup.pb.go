@@ -1534,7 +1534,8 @@ func (x *BatchFinishResponse) GetResponses() []*FinishResult {
 	return nil
 }
 
-// FinishResult is one member's answer or error.
+// FinishResult is one member's answer or error. The record of an answer may lack
+// its result's body, see BatchFinish.
 type FinishResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Outcome:

@@ -92,7 +92,10 @@ type DedupServiceClient interface {
 	//
 	// Errors of the whole call: BATCH_TOO_LARGE (over 1,000 members or 8 MiB).
 	BatchBegin(ctx context.Context, in *BatchBeginRequest, opts ...grpc.CallOption) (*BatchBeginResponse, error)
-	// BatchFinish finishes many claims at once; as BatchBegin.
+	// BatchFinish finishes many claims at once; as BatchBegin. A finish that was
+	// stored is always answered as such: where the records would not fit one answer,
+	// some come without their result's body or, if need be, without result, failure
+	// and labels. Get has them.
 	BatchFinish(ctx context.Context, in *BatchFinishRequest, opts ...grpc.CallOption) (*BatchFinishResponse, error)
 	// Session is the same, pipelined over one stream: frames with ids, applied in
 	// order per key, answered in any order. Not served yet: UNIMPLEMENTED.
@@ -242,7 +245,10 @@ type DedupServiceServer interface {
 	//
 	// Errors of the whole call: BATCH_TOO_LARGE (over 1,000 members or 8 MiB).
 	BatchBegin(context.Context, *BatchBeginRequest) (*BatchBeginResponse, error)
-	// BatchFinish finishes many claims at once; as BatchBegin.
+	// BatchFinish finishes many claims at once; as BatchBegin. A finish that was
+	// stored is always answered as such: where the records would not fit one answer,
+	// some come without their result's body or, if need be, without result, failure
+	// and labels. Get has them.
 	BatchFinish(context.Context, *BatchFinishRequest) (*BatchFinishResponse, error)
 	// Session is the same, pipelined over one stream: frames with ids, applied in
 	// order per key, answered in any order. Not served yet: UNIMPLEMENTED.
