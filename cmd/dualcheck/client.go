@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
+	"github.com/dualcheck/dualcheck/internal/claim"
 )
 
 // defaultAddr is where the service is unless a flag or the environment says so.
@@ -23,10 +24,6 @@ const defaultAddr = "127.0.0.1:7070"
 
 // addrVariable is the environment's variable for --addr.
 const addrVariable = "DUALCHECK_ADDR"
-
-// maxMessage is the longest message that the contract has, in bytes; what is
-// received may be a little longer with what is around it.
-const maxMessage = 16 << 20
 
 // retryConfig sends a call again that got UNAVAILABLE: 4 tries in all, the very
 // same message, so the same request_id.
@@ -149,7 +146,8 @@ func (c *clientFlags) connect(cmd *cobra.Command) (*client, error) {
 		grpc.WithTransportCredentials(transport),
 		grpc.WithDefaultServiceConfig(retryConfig),
 		grpc.WithUserAgent("dualcheck/"+buildInfo().Version),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage+1<<20)),
+		// An answer may be a little longer with what is around it.
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(claim.MaxMessage+1<<20)),
 		grpc.WithUnaryInterceptor(explainer{at: at, tls: encrypted}.intercept),
 	)
 	if err != nil {
@@ -165,15 +163,26 @@ func (c *clientFlags) connect(cmd *cobra.Command) (*client, error) {
 
 // with connects, runs do with a context that bounds one call (extra on top of
 // --timeout), and closes the connection.
-func (c *clientFlags) with(cmd *cobra.Command, extra time.Duration, do func(context.Context, *client) error) (err error) {
+func (c *clientFlags) with(cmd *cobra.Command, extra time.Duration, do func(context.Context, *client) error) error {
+	return c.connected(cmd, func(to *client) error { return c.call(cmd, to, extra, do) })
+}
+
+// connected connects, runs do, which makes its calls by call, and closes the
+// connection.
+func (c *clientFlags) connected(cmd *cobra.Command, do func(*client) error) (err error) {
 	to, err := c.connect(cmd)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, to.conn.Close()) }()
+	return do(to)
+}
+
+// call runs do with a context that bounds one call (extra on top of --timeout).
+func (c *clientFlags) call(cmd *cobra.Command, to *client, extra time.Duration, do func(context.Context, *client) error) error {
 	ctx, cancel := context.WithTimeout(cmd.Context(), to.timeout+extra)
 	defer cancel()
-	err = do(ctx, to)
+	err := do(ctx, to)
 	if cmd.Context().Err() != nil && status.Code(err) == codes.Canceled {
 		err = context.Canceled
 	}

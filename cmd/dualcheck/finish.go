@@ -6,8 +6,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
+	"github.com/dualcheck/dualcheck/internal/claim"
 )
 
 // resultFlags are the flags of a result.
@@ -55,7 +57,7 @@ func (r *resultFlags) read(cmd *cobra.Command) (*dualcheckv1.Result, error) {
 			return nil, err
 		}
 	}
-	if len(body) > maxMessage-(64<<10) {
+	if len(body) > claim.MaxMessage-(64<<10) {
 		return nil, inputErrorf("the body has %d bytes, more than a message may have: send --omitted-digest and --omitted-size instead", len(body))
 	}
 	return &dualcheckv1.Result{Code: r.code, ContentType: r.contentType, Body: body, Metadata: metadata}, nil
@@ -72,10 +74,26 @@ func warnNotKept(cmd *cobra.Command, sent *dualcheckv1.Result, r *dualcheckv1.Re
 		commandLine("namespace get", []string{namespace}, given))
 }
 
+// showRecord makes a call that settles a key and shows the record that came of it.
+// sent is the result that the call stores, if there is one.
+func showRecord[A interface {
+	proto.Message
+	GetRecord() *dualcheckv1.Record
+}](cmd *cobra.Command, server *clientFlags, sent *dualcheckv1.Result, call func(context.Context, *client) (A, error)) error {
+	return server.with(cmd, 0, func(ctx context.Context, to *client) error {
+		answer, err := call(ctx, to)
+		if err != nil {
+			return err
+		}
+		given := server.given(cmd)
+		warnNotKept(cmd, sent, answer.GetRecord(), cmd.Flags().Arg(0), given)
+		return printMessage(cmd, answer, func(p *page) { printState(p, answer.GetRecord(), given) })
+	})
+}
+
 func newCompleteCommand() *cobra.Command {
 	var (
 		result        resultFlags
-		tokenFile     string
 		omittedDigest string
 		omittedSize   int64
 	)
@@ -95,7 +113,7 @@ are kept, the key is finished all the same, and complete warns of it.`,
 	}
 	server := addClientFlags(cmd)
 	addOutputFlag(cmd)
-	addTokenFlags(cmd, &request.Token, &tokenFile)
+	token := addTokenFlags(cmd)
 	result.add(cmd)
 	f := cmd.Flags()
 	f.StringVar(&omittedDigest, "omitted-digest", "", "instead of a result that is too large to send: its SHA-256 (as Record.digest), hexadecimal or base64")
@@ -110,7 +128,7 @@ are kept, the key is finished all the same, and complete warns of it.`,
 			return err
 		}
 		var err error
-		if request.Token, err = readToken(cmd, request.Token, tokenFile); err != nil {
+		if request.Token, err = token.read(cmd); err != nil {
 			return err
 		}
 		stored, err := result.read(cmd)
@@ -127,13 +145,8 @@ are kept, the key is finished all the same, and complete warns of it.`,
 			}
 			request.Outcome = &dualcheckv1.CompleteRequest_Omitted{Omitted: &dualcheckv1.Omitted{Digest: digest, Size: omittedSize}}
 		}
-		return server.with(cmd, 0, func(ctx context.Context, to *client) error {
-			answer, err := to.dedup.Complete(ctx, request)
-			if err != nil {
-				return err
-			}
-			warnNotKept(cmd, stored, answer.GetRecord(), request.GetNamespace(), server.given(cmd))
-			return printMessage(cmd, answer, func(p *page) { printState(p, answer.GetRecord(), server.given(cmd)) })
+		return showRecord(cmd, server, stored, func(ctx context.Context, to *client) (*dualcheckv1.FinishResponse, error) {
+			return to.dedup.Complete(ctx, request)
 		})
 	}
 	return cmd
@@ -146,10 +159,7 @@ type failureFlags struct {
 }
 
 func newFailCommand() *cobra.Command {
-	var (
-		failure   failureFlags
-		tokenFile string
-	)
+	var failure failureFlags
 	request := &dualcheckv1.FailRequest{}
 	cmd := &cobra.Command{
 		Use:   "fail NAMESPACE KEY --token TOKEN --class retryable|terminal|unknown",
@@ -163,7 +173,7 @@ func newFailCommand() *cobra.Command {
 	}
 	server := addClientFlags(cmd)
 	addOutputFlag(cmd)
-	addTokenFlags(cmd, &request.Token, &tokenFile)
+	token := addTokenFlags(cmd)
 	class := choiceFlag(cmd, "class", "what the failure means for the key (required)", "retryable", "terminal", "unknown")
 	required(cmd, "class")
 	cmd.Flags().Int32Var(&failure.code, "code", 0, "your own code, for instance a gRPC code")
@@ -171,7 +181,7 @@ func newFailCommand() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		request.Namespace, request.Key = args[0], args[1]
 		var err error
-		if request.Token, err = readToken(cmd, request.Token, tokenFile); err != nil {
+		if request.Token, err = token.read(cmd); err != nil {
 			return err
 		}
 		request.Failure = &dualcheckv1.Failure{
@@ -179,12 +189,8 @@ func newFailCommand() *cobra.Command {
 			Code:    failure.code,
 			Message: failure.message,
 		}
-		return server.with(cmd, 0, func(ctx context.Context, to *client) error {
-			answer, err := to.dedup.Fail(ctx, request)
-			if err != nil {
-				return err
-			}
-			return printMessage(cmd, answer, func(p *page) { printState(p, answer.GetRecord(), server.given(cmd)) })
+		return showRecord(cmd, server, nil, func(ctx context.Context, to *client) (*dualcheckv1.FinishResponse, error) {
+			return to.dedup.Fail(ctx, request)
 		})
 	}
 	return cmd
@@ -195,10 +201,7 @@ func failureClass(word string) dualcheckv1.FailureClass {
 }
 
 func newExtendCommand() *cobra.Command {
-	var (
-		lease     time.Duration
-		tokenFile string
-	)
+	var lease time.Duration
 	request := &dualcheckv1.ExtendRequest{}
 	cmd := &cobra.Command{
 		Use:   "extend NAMESPACE KEY --token TOKEN",
@@ -207,12 +210,12 @@ func newExtendCommand() *cobra.Command {
 	}
 	server := addClientFlags(cmd)
 	addOutputFlag(cmd)
-	addTokenFlags(cmd, &request.Token, &tokenFile)
+	token := addTokenFlags(cmd)
 	cmd.Flags().DurationVar(&lease, "lease", 0, "how long from now (default the namespace's)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		request.Namespace, request.Key = args[0], args[1]
 		var err error
-		if request.Token, err = readToken(cmd, request.Token, tokenFile); err != nil {
+		if request.Token, err = token.read(cmd); err != nil {
 			return err
 		}
 		request.Lease = changedDuration(cmd, "lease", lease)

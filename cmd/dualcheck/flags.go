@@ -139,20 +139,25 @@ func oneStdin(cmd *cobra.Command, flags ...string) error {
 	return nil
 }
 
-// readToken is the claim's token from --token or --token-file.
-func readToken(cmd *cobra.Command, token, file string) (string, error) {
-	if file == "" {
-		return token, nil
-	}
-	raw, err := readFile(cmd, "token-file", file)
-	return string(bytes.TrimSpace(raw)), err
-}
+// tokenFlags are the flags that give a claim's token.
+type tokenFlags struct{ token, file string }
 
 // addTokenFlags gives a command --token and --token-file, one of which is needed.
-func addTokenFlags(cmd *cobra.Command, token, file *string) {
-	cmd.Flags().StringVar(token, "token", "", "the claim's token, as begin gave it")
-	cmd.Flags().StringVar(file, "token-file", "", "read the token from this file; - is the standard input")
+func addTokenFlags(cmd *cobra.Command) *tokenFlags {
+	t := &tokenFlags{}
+	cmd.Flags().StringVar(&t.token, "token", "", "the claim's token, as begin gave it")
+	cmd.Flags().StringVar(&t.file, "token-file", "", "read the token from this file; - is the standard input")
 	cmd.MarkFlagsMutuallyExclusive("token", "token-file")
 	cmd.MarkFlagsOneRequired("token", "token-file")
 	fileFlag(cmd, "token-file")
+	return t
+}
+
+// read is the token that the flags give.
+func (t *tokenFlags) read(cmd *cobra.Command) (string, error) {
+	if t.file == "" {
+		return t.token, nil
+	}
+	raw, err := readFile(cmd, "token-file", t.file)
+	return string(bytes.TrimSpace(raw)), err
 }

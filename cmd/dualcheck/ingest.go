@@ -63,18 +63,22 @@ Each line counts as one of:
   failed          it could not be read, judged or done; told with its reason
   in_doubt        nobody knows whether its work happened
 
-A key that is in progress is waited for. A service that cannot answer is asked
-again for --retry-for, then the run ends.
+A key that is in progress is waited for. That takes one of --workers; lines of
+other keys go on with the rest. Up to 64 MiB of lines are read ahead; when as much
+waits for such a key, all wait. A service that cannot answer is asked again for
+--retry-for, then the run ends.
 
 Without --exec the work is nothing, and the result is empty. With --exec each
 FIRST runs a shell command: the body on its standard input, its standard output
 as the result, the line in INGEST_LINE, INGEST_NAMESPACE, INGEST_KEY,
 INGEST_OPERATION, INGEST_ATTEMPT, INGEST_FENCE and INGEST_LAPSED. Its claim is
 extended while it runs; it is killed, with all it started, before a lease ends
-that could not be extended. If its exit status is not 0, --exec-failure says what
-that means. The default is unknown, because a command that failed in the middle
-may have done part of its work; choose retryable only for a command that does
-nothing unless it succeeds.
+that could not be extended. It must not leave anything running: what it started
+and did not wait for is killed when it ends, and the outcome is unknown, whatever
+its exit status. Else, if its exit status is not 0, --exec-failure says what that
+means. The default is unknown, because a command that failed in the middle may
+have done part of its work; choose retryable only for a command that does nothing
+unless it succeeds.
 
 With --exec a journal beside the input (FILE` + journalSuffix + `, or --journal)
 records on disk what is about to run, about 400 bytes each. If the run is killed
@@ -125,6 +129,14 @@ one was a conflict, 6 if one had failed for good before.`,
 		}
 		if flags.workers < 1 {
 			return usageErrorf("--workers is %d, it must be 1 or more", flags.workers)
+		}
+		if flags.wait < 0 || flags.wait > 30*time.Second {
+			return usageErrorf("--wait is %v, it must be between 0 and 30s", flags.wait)
+		}
+		for name, value := range map[string]time.Duration{"lease": flags.lease, "retry-for": flags.retryFor} {
+			if value < 0 {
+				return usageErrorf("--%s is %v, it must not be negative", name, value)
+			}
 		}
 		failure := class.value
 		if failure == "" {

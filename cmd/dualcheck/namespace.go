@@ -193,8 +193,6 @@ func newNamespaceGetCommand() *cobra.Command {
 }
 
 func newNamespaceListCommand() *cobra.Command {
-	var limit int
-	request := &dualcheckv1.ListNamespacesRequest{}
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List declared namespaces by name",
@@ -202,40 +200,19 @@ func newNamespaceListCommand() *cobra.Command {
 	}
 	server := addClientFlags(cmd)
 	addOutputFlag(cmd)
-	cmd.Flags().IntVar(&limit, "limit", 0, "how many at most; 0: all")
-	cmd.Flags().StringVar(&request.PageToken, "page-token", "", "go on where an earlier list ended")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if limit < 0 {
-			return usageErrorf("--limit is %d, it must be 0 or more", limit)
-		}
-		all := &dualcheckv1.ListNamespacesResponse{}
-		for more := true; more; {
-			request.PageSize = pageSize(limit, len(all.Namespaces))
-			err := server.with(cmd, 0, func(ctx context.Context, to *client) error {
-				page, err := to.admin.ListNamespaces(ctx, request)
-				all.Namespaces = append(all.Namespaces, page.GetNamespaces()...)
-				all.NextPageToken = page.GetNextPageToken()
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			request.PageToken = all.NextPageToken
-			more = all.NextPageToken != "" && (limit == 0 || len(all.Namespaces) < limit)
-		}
-		if err := printList(cmd, all, "namespaces", len(all.Namespaces), func(p *page) {
-			p.line("NAME", "REVISION", "POLICY")
-			for _, n := range all.Namespaces {
-				p.line(printable(n.GetName()), fmt.Sprint(n.GetRevision()), dash(strings.Join(policyWords(n.GetPolicy()), " ")))
-			}
-		}); err != nil {
-			return err
-		}
-		if all.NextPageToken != "" && !wantsJSON(cmd) {
-			fmt.Fprintf(cmd.ErrOrStderr(), "there are more: --page-token=%s goes on\n", all.NextPageToken)
-		}
-		return nil
+	list := listing[*dualcheckv1.Namespace]{
+		name: "namespaces",
+		head: []string{"NAME", "REVISION", "POLICY"},
+		row: func(n *dualcheckv1.Namespace) []string {
+			return []string{printable(n.GetName()), fmt.Sprint(n.GetRevision()), dash(strings.Join(policyWords(n.GetPolicy()), " "))}
+		},
+		fetch: func(ctx context.Context, to *client, size int32, token string) ([]*dualcheckv1.Namespace, string, error) {
+			answer, err := to.admin.ListNamespaces(ctx, &dualcheckv1.ListNamespacesRequest{PageSize: size, PageToken: token})
+			return answer.GetNamespaces(), answer.GetNextPageToken(), err
+		},
 	}
+	list.addFlags(cmd, 0)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return list.print(cmd, server) }
 	return cmd
 }
 

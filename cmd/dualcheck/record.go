@@ -77,7 +77,6 @@ replay the old answer, and begin is FIRST.`,
 }
 
 func newRecordsCommand() *cobra.Command {
-	var limit int
 	request := &dualcheckv1.ListRecordsRequest{}
 	cmd := &cobra.Command{
 		Use:   "records NAMESPACE",
@@ -89,46 +88,19 @@ More than --limit are had by giving the page token that it ends with.`,
 	server := addClientFlags(cmd)
 	addOutputFlag(cmd)
 	state := choiceFlag(cmd, "state", "only records in this state", "pending", "released", "unknown", "succeeded", "failed")
-	cmd.Flags().IntVar(&limit, "limit", 100, "how many at most; 0: all")
-	cmd.Flags().StringVar(&request.PageToken, "page-token", "", "go on where an earlier list ended")
+	list := listing[*dualcheckv1.Record]{name: "records", head: recordHead, row: recordRow}
+	list.addFlags(cmd, 100)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if limit < 0 {
-			return usageErrorf("--limit is %d, it must be 0 or more", limit)
-		}
 		request.Namespace = args[0]
 		request.State = dualcheckv1.State(enumValue(dualcheckv1.State_value, "STATE_", state.value))
-		all := &dualcheckv1.ListRecordsResponse{}
-		for more := true; more; {
-			request.PageSize = pageSize(limit, len(all.Records))
-			err := server.with(cmd, 0, func(ctx context.Context, to *client) error {
-				page, err := to.admin.ListRecords(ctx, request)
-				all.Records = append(all.Records, page.GetRecords()...)
-				all.NextPageToken = page.GetNextPageToken()
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			request.PageToken = all.NextPageToken
-			more = all.NextPageToken != "" && (limit == 0 || len(all.Records) < limit)
+		list.fetch = func(ctx context.Context, to *client, size int32, token string) ([]*dualcheckv1.Record, string, error) {
+			request.PageSize, request.PageToken = size, token
+			answer, err := to.admin.ListRecords(ctx, request)
+			return answer.GetRecords(), answer.GetNextPageToken(), err
 		}
-		if err := printList(cmd, all, "records", len(all.Records), func(p *page) { printRecords(p, all.Records) }); err != nil {
-			return err
-		}
-		if all.NextPageToken != "" && !wantsJSON(cmd) {
-			fmt.Fprintf(cmd.ErrOrStderr(), "there are more: --page-token=%s goes on\n", all.NextPageToken)
-		}
-		return nil
+		return list.print(cmd, server)
 	}
 	return cmd
-}
-
-// pageSize is how many to ask for next, of limit (0: no limit) with have of them.
-func pageSize(limit, have int) int32 {
-	if limit == 0 {
-		return 1000
-	}
-	return int32(min(limit-have, 1000))
 }
 
 func newResolveCommand() *cobra.Command {
@@ -182,13 +154,8 @@ free again.`,
 				return usageErrorf("--state released goes with neither a result nor a failure")
 			}
 		}
-		return server.with(cmd, 0, func(ctx context.Context, to *client) error {
-			answer, err := to.admin.ResolveRecord(ctx, request)
-			if err != nil {
-				return err
-			}
-			warnNotKept(cmd, request.GetResult(), answer.GetRecord(), request.GetNamespace(), server.given(cmd))
-			return printMessage(cmd, answer, func(p *page) { printState(p, answer.GetRecord(), server.given(cmd)) })
+		return showRecord(cmd, server, request.GetResult(), func(ctx context.Context, to *client) (*dualcheckv1.ResolveRecordResponse, error) {
+			return to.admin.ResolveRecord(ctx, request)
 		})
 	}
 	return cmd
@@ -273,16 +240,18 @@ func printRecord(p *page, r *dualcheckv1.Record) {
 	}
 }
 
-// printRecords lists records, a line each.
-func printRecords(p *page, records []*dualcheckv1.Record) {
-	p.line("KEY", "STATE", "LEASE", "ATTEMPT", "OWNER", "CLAIMED", "FINISHED", "SIZE")
-	for _, r := range records {
-		size := "-"
-		if r.GetState() == dualcheckv1.State_STATE_SUCCEEDED {
-			size = strconv.FormatInt(r.GetResultSize(), 10)
-		}
-		p.line(printable(r.GetKey()), trimEnum(r.GetState().String(), "STATE_"), leaseCell(r), fmt.Sprint(r.GetAttempt()),
-			dash(printable(r.GetOwner())), dash(clockTime(r.GetClaimedAt())), dash(clockTime(r.GetFinishedAt())), size)
+// recordHead names the cells of recordRow.
+var recordHead = []string{"KEY", "STATE", "LEASE", "ATTEMPT", "OWNER", "CLAIMED", "FINISHED", "SIZE"}
+
+// recordRow is a record's line in a list.
+func recordRow(r *dualcheckv1.Record) []string {
+	size := "-"
+	if r.GetState() == dualcheckv1.State_STATE_SUCCEEDED {
+		size = strconv.FormatInt(r.GetResultSize(), 10)
+	}
+	return []string{
+		printable(r.GetKey()), trimEnum(r.GetState().String(), "STATE_"), leaseCell(r), fmt.Sprint(r.GetAttempt()),
+		dash(printable(r.GetOwner())), dash(clockTime(r.GetClaimedAt())), dash(clockTime(r.GetFinishedAt())), size,
 	}
 }
 

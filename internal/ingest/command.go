@@ -22,7 +22,9 @@ import (
 // have happened, else 0.
 //
 // The command and what it starts are one process group, which is killed when the
-// context ends; on Linux the command is killed too when this process is.
+// context ends; on Linux the command is killed too when this process is. A command
+// must wait for what it starts: what of its group is left when it ends is killed,
+// and its outcome is unknown, whatever its exit status.
 type Command struct {
 	// Shell is what `sh -c` is given.
 	Shell string
@@ -44,6 +46,10 @@ const (
 // straggler is how long a command's output stays open after its end before what
 // holds it open is killed.
 const straggler = 2 * time.Second
+
+// moment is how long what is left of a command's group may take to be gone. What
+// has ended is there until it is reaped, which is not done here.
+const moment = 500 * time.Millisecond
 
 // Run runs the command once.
 func (c Command) Run(ctx context.Context, job Job) (Output, error) {
@@ -73,32 +79,46 @@ func (c Command) Run(ctx context.Context, job Job) (Output, error) {
 		return Output{}, fmt.Errorf("%w: %w", ErrNotStarted, err)
 	}
 	err := cmd.Wait()
+	// Whatever it ended with, something of its group may go on.
+	left := endGroup(ctx, cmd)
 	if ctx.Err() != nil {
 		return Output{}, context.Cause(ctx)
 	}
 	switch exit, ok := errors.AsType[*exec.ExitError](err); {
+	case left == nil:
+		return unknown(cmd, "the command ended and left something running, which was killed"), nil
+	case !errors.Is(left, os.ErrProcessDone):
+		return unknown(cmd, "the command ended and left something running, which could not be killed: "+left.Error()), nil
 	case ok:
 		message := complaint.text()
 		if message == "" {
 			message = exit.Error()
 		}
 		return c.failed(exit.ExitCode(), message), nil
-	case errors.Is(err, exec.ErrWaitDelay):
-		message := "the command ended and left something running, which was killed"
-		if err := killGroup(cmd); err != nil && !errors.Is(err, os.ErrProcessDone) {
-			message = "the command ended and left something running, which could not be killed: " + err.Error()
-		}
-		return Output{Failure: &dualcheckv1.Failure{
-			Class:   dualcheckv1.FailureClass_FAILURE_CLASS_UNKNOWN,
-			Message: message,
-		}}, nil
 	case err != nil:
-		return Output{Failure: &dualcheckv1.Failure{
-			Class:   dualcheckv1.FailureClass_FAILURE_CLASS_UNKNOWN,
-			Message: err.Error(),
-		}}, nil
+		return unknown(cmd, err.Error()), nil
 	}
 	return output.result(c.ContentType)
+}
+
+// endGroup kills what is left of the group of a command that ended, if it is not
+// gone in a moment; os.ErrProcessDone: nothing is left.
+func endGroup(ctx context.Context, cmd *exec.Cmd) error {
+	for until := time.Now().Add(moment); groupLeft(cmd) && time.Now().Before(until); {
+		if !sleep(ctx, moment/100) {
+			break
+		}
+	}
+	return killGroup(cmd)
+}
+
+// unknown is the output of a command that ended and whose work may have happened.
+func unknown(cmd *exec.Cmd, message string) Output {
+	return Output{Failure: &dualcheckv1.Failure{
+		Class:   dualcheckv1.FailureClass_FAILURE_CLASS_UNKNOWN,
+		Code:    int32(cmd.ProcessState.ExitCode()),
+		Message: message,
+	}}
 }
 
 func (c Command) failed(code int, message string) Output {

@@ -3,8 +3,11 @@
 //
 // What always holds:
 //
-//   - The lines of one (namespace, key) are taken in their order: one worker has
-//     them all, and begins a line when the one before is settled.
+//   - The lines of one (namespace, key) are taken in their order: a line is begun
+//     when the one before is settled. A name that waits holds up one worker; the
+//     others go on with other names.
+//   - What has been read and is not settled is bounded in bytes, whatever the
+//     number of workers.
 //   - A line's work begins only after Begin gave its claim to this run, and, if
 //     it is a command, after the journal says so on disk.
 //   - Work that may have begun and is not known to have ended is in doubt. It is
@@ -17,7 +20,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io"
 	"sync"
 	"time"
@@ -249,9 +251,6 @@ type run struct {
 	silence time.Time
 }
 
-// queueLength bounds the lines that one worker has before it.
-const queueLength = 8
-
 // Run deals with every line of input. When ctx is done it begins no further
 // line, finishes what runs, waits included, and returns ErrInterrupted. The
 // summary is of what was done, whatever the error. A reader that blocks is left
@@ -295,8 +294,8 @@ func Run(ctx context.Context, input io.Reader, options Options) (Summary, error)
 	return r.summary, err
 }
 
-// all settles what the journal has in doubt, then reads the input and hands each
-// line to the worker of its key. It returns when all workers have ended.
+// all settles what the journal has in doubt, then reads the input and has the
+// workers deal with it. It returns when all workers have ended.
 func (r *run) all(input io.Reader) error {
 	if r.Runner != nil {
 		if err := r.settleDoubts(); err != nil {
@@ -308,24 +307,18 @@ func (r *run) all(input io.Reader) error {
 	go func() { read <- readLines(r.soft, input, lines) }()
 
 	var workers sync.WaitGroup
-	queues := make([]chan line, r.Workers)
-	for i := range queues {
-		queue := make(chan line, queueLength)
-		queues[i] = queue
+	pending := newQueue()
+	for range r.Workers {
 		workers.Go(func() {
-			for ln := range queue {
+			for ln, more := pending.next(); more; ln, more = pending.next() {
 				r.take(ln)
+				pending.done(ln)
 			}
 		})
 	}
 	defer workers.Wait()
-	defer func() {
-		for _, queue := range queues {
-			close(queue)
-		}
-	}()
+	defer pending.close()
 
-	seed := maphash.MakeSeed()
 	for {
 		var ln line
 		select {
@@ -343,9 +336,7 @@ func (r *run) all(input io.Reader) error {
 			r.settled(ln, Failed, ln.err.Error())
 			continue
 		}
-		select {
-		case queues[maphash.Comparable(seed, ln.name)%uint64(len(queues))] <- ln:
-		case <-r.soft.Done():
+		if !pending.push(r.soft, ln) {
 			r.interrupted()
 			return nil
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -137,6 +138,103 @@ func TestTheLinesOfAKeyKeepTheirOrder(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestAKeyThatWaitsHoldsUpNoOther(t *testing.T) {
+	for _, work := range []bool{false, true} {
+		t.Run(fmt.Sprintf("work=%v", work), func(t *testing.T) {
+			service := &ingesttest.Service{}
+			client := ingesttest.Client{Service: service}
+			other, err := client.Begin(t.Context(), &dualcheckv1.BeginRequest{Namespace: "n", Key: "held"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Lines of the key that waits come before and between all others.
+			var b strings.Builder
+			const keys, each = 200, 3
+			for range each {
+				for k := range keys {
+					fmt.Fprintf(&b, `{"namespace":"n","key":"held","body":1}`+"\n"+`{"namespace":"n","key":"k%d","body":1}`+"\n", k)
+				}
+			}
+			var done atomic.Int64
+			options := Options{
+				Service: client,
+				Workers: 16,
+				Progress: func(int) {
+					if done.Add(1) != keys*each {
+						return
+					}
+					// Every other line is settled: now the holder finishes.
+					_, err := client.Complete(t.Context(), &dualcheckv1.CompleteRequest{Namespace: "n", Key: "held", Token: other.GetClaim().GetToken()})
+					if err != nil {
+						t.Error(err)
+					}
+				},
+			}
+			if work {
+				options.Journal = journalAt(t, filepath.Join(t.TempDir(), "journal"))
+				defer closeJournal(t, options.Journal)
+				options.Runner = runnerFunc(func(context.Context, Job) (Output, error) { return Output{}, nil })
+			}
+			got, err := Run(t.Context(), strings.NewReader(b.String()), options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := (Summary{Lines: 2 * keys * each, First: keys, Replay: keys*(each-1) + keys*each}); counts(got) != want {
+				t.Errorf("got %+v, want %+v", counts(got), want)
+			}
+		})
+	}
+}
+
+func TestWhatIsReadAheadIsBoundedInBytes(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	client := ingesttest.Client{Service: &ingesttest.Service{}}
+	if _, err := client.Begin(t.Context(), &dualcheckv1.BeginRequest{Namespace: "n", Key: "held"}); err != nil {
+		t.Fatal(err)
+	}
+	// An endless input of one key that waits is read until there is no room.
+	const size = 8 << 20
+	long := `{"namespace":"n","key":"held","body":"` + strings.Repeat("x", size) + `"}` + "\n"
+	input := &endless{text: long}
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for last := int64(-1); ; {
+			timer := time.NewTimer(500 * time.Millisecond)
+			<-timer.C
+			now := input.read.Load()
+			if now == last && now >= maxPending-2*size {
+				interrupt()
+				return
+			}
+			last = now
+		}
+	}()
+	_, err := Run(ctx, input, Options{Service: client, Workers: 64})
+	<-stopped
+	if !errors.Is(err, ErrInterrupted) {
+		t.Errorf("got %v", err)
+	}
+	// What is in the room, a line that waits for room, one that was read after it.
+	if read := input.read.Load(); read > maxPending+3*size {
+		t.Errorf("%d bytes were read ahead", read)
+	}
+}
+
+// endless is a reader of text again and again.
+type endless struct {
+	text string
+	at   int
+	read atomic.Int64
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	n := copy(p, e.text[e.at:])
+	e.at = (e.at + n) % len(e.text)
+	e.read.Add(int64(n))
+	return n, nil
 }
 
 func TestLinesThatCannotBeJudgedAreToldAndTheRunGoesOn(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -327,18 +328,103 @@ func TestASecondInterruptKillsCommandsAndWhatTheyStarted(t *testing.T) {
 }
 
 func TestWhatACommandLeavesRunningIsKilledAndTheOutcomeUnknown(t *testing.T) {
+	for name, shell := range map[string]string{
+		"it holds the output":            "sleep 600 & exec sleep 0",
+		"after a failure":                "(sleep 600; touch done) & exit 3",
+		"it does not hold the output":    "(sleep 600; touch done) >/dev/null 2>&1 & exit 0",
+		"the same, after a failure":      "(sleep 600; touch done) >/dev/null 2>&1 & exit 3",
+		"a command of a command, silent": "sh -c 'sleep 600 >/dev/null 2>&1 &'",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			service := &ingesttest.Service{}
+			dir := t.TempDir()
+			j := journalAt(t, filepath.Join(dir, "journal"))
+			defer closeJournal(t, j)
+			// Whatever goes on holds the FIFO open.
+			fifo := filepath.Join(dir, "fifo")
+			if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			gone := make(chan error, 1)
+			go func() {
+				file, err := os.Open(fifo)
+				if err == nil {
+					_, err = io.ReadAll(file)
+					err = errors.Join(err, file.Close())
+				}
+				gone <- err
+			}()
+			got, err := Run(t.Context(), strings.NewReader(oneLine), Options{
+				Service: ingesttest.Client{Service: service},
+				Runner: Command{
+					Shell:        "cd " + dir + "; exec 9>fifo; " + shell,
+					FailureClass: dualcheckv1.FailureClass_FAILURE_CLASS_RETRYABLE,
+				},
+				Journal: j,
+			})
+			if err != nil || got.Failed != 1 {
+				t.Errorf("got %+v, %v", got, err)
+			}
+			record := service.Record("n", "a")
+			if record.GetState() != dualcheckv1.State_STATE_UNKNOWN || !strings.Contains(record.GetFailure().GetMessage(), "left something running, which was killed") {
+				t.Errorf("the record is %v", record)
+			}
+			if err := <-gone; err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(filepath.Join(dir, "done")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("what was left running went on to its end (%v)", err)
+			}
+		})
+	}
+}
+
+func TestWhatACommandWaitsForIsNotLeftRunning(t *testing.T) {
 	service := &ingesttest.Service{}
 	j := journalAt(t, filepath.Join(t.TempDir(), "journal"))
 	defer closeJournal(t, j)
 	got, err := Run(t.Context(), strings.NewReader(oneLine), Options{
 		Service: ingesttest.Client{Service: service},
-		Runner:  Command{Shell: "sleep 600 &"},
+		Runner:  Command{Shell: "sleep 0.2 & cat | cat; wait"},
 		Journal: j,
 	})
-	if err != nil || got.Failed != 1 {
-		t.Errorf("got %+v, %v", got, err)
+	if err != nil || got.First != 1 {
+		t.Errorf("got %+v, %v: %v", got, err, service.Record("n", "a"))
 	}
-	if state := service.Record("n", "a").GetState(); state != dualcheckv1.State_STATE_UNKNOWN {
-		t.Errorf("the key is %v", state)
+}
+
+func TestWhatEndsInAMomentIsNotLeftRunning(t *testing.T) {
+	leader := exec.CommandContext(t.Context(), "true")
+	ownGroup(leader)
+	gate, err := leader.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := leader.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(gate); err != nil {
+		t.Fatal(err)
+	}
+	// The leader has ended and is not reaped, so its group can be joined.
+	member := exec.Command("true")
+	member.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: leader.Process.Pid}
+	if err := member.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := leader.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if !groupLeft(leader) {
+		t.Error("a member that is not reaped is not in its group")
+	}
+	reaped := make(chan error, 1)
+	go func() { reaped <- member.Wait() }()
+	if err := endGroup(t.Context(), leader); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("got %v", err)
+	}
+	if err := <-reaped; err != nil {
+		t.Error(err)
 	}
 }
