@@ -31,7 +31,7 @@ start() { # STATE-DIR
 }
 cases() { python3 "$shared/cases/run.py" --url "http://$http" "$shared/cases/dedup.json" | tail -n "${1:-1}"; }
 ingest() { # WORKERS FIRST REPLAY CONFLICT
-	"$bin" ingest --addr "$grpc" --workers "$1" -o json "$shared/data/webhooks.jsonl" >"$work/summary.json" || true
+	"$bin" ingest --addr "$grpc" --workers "$1" -o json "$shared/data/webhooks.jsonl" >"$work/summary.json" 2>"$work/ingest.log" || true
 	python3 - "$work/summary.json" "$2" "$3" "$4" <<'PY'
 import json, sys
 got = json.load(open(sys.argv[1]))

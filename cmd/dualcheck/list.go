@@ -65,7 +65,7 @@ func (l *listing[T]) print(cmd *cobra.Command, server *clientFlags) error {
 			err = endErr
 		}
 	case err == nil:
-		err = printList(cmd, nil, l.name, 0, nil)
+		err = printNone(cmd, l.name)
 	}
 	return err
 }

@@ -65,13 +65,9 @@ func warn(cmd *cobra.Command, format string, args ...any) {
 	fmt.Fprintln(cmd.ErrOrStderr(), "warning: "+printable(text))
 }
 
-// printList is printMessage for a list of one page: its member name is there also
-// when it is empty, and people are told so.
-func printList(cmd *cobra.Command, m proto.Message, name string, count int, text func(p *page)) error {
-	switch {
-	case count > 0:
-		return printMessage(cmd, m, text)
-	case wantsJSON(cmd):
+// printNone prints a list of nothing: an empty one as JSON, a word to people.
+func printNone(cmd *cobra.Command, name string) error {
+	if wantsJSON(cmd) {
 		_, err := fmt.Fprintf(cmd.OutOrStdout(), "{%q:[]}\n", name)
 		return err
 	}
