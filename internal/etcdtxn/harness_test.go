@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/goleak"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/etcdtest"
@@ -20,14 +20,7 @@ import (
 	"github.com/dualcheck/dualcheck/internal/watch"
 )
 
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m,
-		// etcd's server keeps these for the life of the process.
-		goleak.IgnoreAnyFunction("go.etcd.io/etcd/client/pkg/v3/logutil.(*MergeLogger).outputLoop"),
-		goleak.IgnoreAnyFunction("go.etcd.io/etcd/pkg/v3/logutil.(*MergeLogger).outputLoop"),
-		goleak.IgnoreAnyFunction("gopkg.in/natefinch/lumberjack%2ev2.(*Logger).millRun"),
-	)
-}
+func TestMain(m *testing.M) { os.Exit(etcdtest.Main(m)) }
 
 // node is one dualcheck server without its face: what follows, what keeps, what
 // decides.

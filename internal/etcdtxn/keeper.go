@@ -149,7 +149,9 @@ func (k *Keeper) tick(ctx context.Context) {
 			due = claim.TickEvery
 		}
 		pause := due - since
-		if tick.Version != 0 && pause <= 0 {
+		if tick.Version == 0 { // not listed yet, or an etcd without a clock
+			pause = claim.TickEvery
+		} else if pause <= 0 {
 			pause = claim.TickEvery / 5 // until the watch has brought it
 			err := Tick(ctx, k.cfg.Client, tick, since)
 			if err != nil {

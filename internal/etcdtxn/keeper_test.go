@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/etcdtest"
 	"github.com/dualcheck/dualcheck/internal/etcdtxn"
 	"github.com/dualcheck/dualcheck/internal/layout"
@@ -82,4 +84,29 @@ func TestTwoNodesWithOneID(t *testing.T) {
 	})
 	stopSecond()
 	listed(other)
+}
+
+// emptyFollower has listed an etcd without a clock.
+type emptyFollower struct{ looks atomic.Int64 }
+
+func (f *emptyFollower) Tick() (claim.Tick, time.Duration, <-chan struct{}) {
+	f.looks.Add(1)
+	return claim.Tick{}, time.Hour, make(chan struct{})
+}
+
+func (f *emptyFollower) FirstNode() string { return "" }
+
+// An etcd that was wiped under a running node has no clock: the keeper waits, and
+// does not spin.
+func TestKeeperWaitsForAClock(t *testing.T) {
+	t.Parallel()
+	c := etcdtest.Start(t, 1)
+	f := &emptyFollower{}
+	k := etcdtxn.NewKeeper(etcdtxn.KeeperConfig{Client: c.Client(), Follower: f, Node: layout.Node{ID: "n"}})
+	if err := k.Run(within(t, 2*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if looks := f.looks.Load(); looks > 20 {
+		t.Errorf("%d looks in 2s", looks)
+	}
 }

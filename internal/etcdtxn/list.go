@@ -24,9 +24,10 @@ const (
 	// recordsARead is how many records of one slot are read at once: each may have a
 	// result of 1 MiB.
 	recordsARead = 32
-	// listBudget is how many keys one page may look at, so that a page of a rare
-	// state is short rather than late.
+	// listBudget is how many keys one page may look at, and listWithin how long, so
+	// that a page of a rare state is short rather than late.
 	listBudget = 5000
+	listWithin = answerWithin - 2*time.Second
 )
 
 // cursor is a place in a namespace's records: a slot, and the last key seen there.
@@ -44,8 +45,8 @@ func (s *Store) List(ctx context.Context, req *claim.ListRequest) (claim.Page, e
 		return claim.Page{}, err
 	}
 	var page claim.Page
-	seen := 0
-	next, err := s.scan(ctx, req.Namespace, at, s.passOver, func(rec *claim.Record, now claim.Instant) bool {
+	seen, until := 0, time.Now().Add(listWithin)
+	next, err := s.scanUntil(ctx, req.Namespace, at, until, s.passOver, func(rec *claim.Record, now claim.Instant) bool {
 		seen++
 		page.Now = now
 		if rec.Forgotten == nil && !rec.Gone(now) {
@@ -83,9 +84,18 @@ func refuse(err error) error { return err }
 // to stop. It returns the place after the last record; its slot is layout.Slots at
 // the end. A record that cannot be read is handed to unreadable, whose error ends it.
 func (s *Store) scan(ctx context.Context, namespace string, at cursor, unreadable func(error) error, more func(*claim.Record, claim.Instant) bool) (cursor, error) {
+	return s.scanUntil(ctx, namespace, at, time.Time{}, unreadable, more)
+}
+
+// scanUntil is scan that stops at a time too, once it has got anywhere.
+func (s *Store) scanUntil(ctx context.Context, namespace string, at cursor, until time.Time, unreadable func(error) error, more func(*claim.Record, claim.Instant) bool) (cursor, error) {
+	first := at
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 20*time.Millisecond, 500*time.Millisecond
 	for slots := 1; at.slot < layout.Slots; {
+		if !until.IsZero() && at != first && time.Now().After(until) {
+			return at, nil
+		}
 		v, err := s.cfg.View.View()
 		if err != nil {
 			return at, err

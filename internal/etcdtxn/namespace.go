@@ -68,6 +68,11 @@ func (s *Store) DeleteNamespace(ctx context.Context, name string, force bool) (i
 			if forgotten, err = s.empty(ctx, name); err != nil {
 				return forgotten, err
 			}
+		} else if err := s.mustBeEmpty(ctx, name); err != nil {
+			// Looked at before the transaction, which the tick window would refuse after a
+			// long look: a claim given in between keeps its record, under the default
+			// policy.
+			return 0, err
 		}
 		_, err := s.onPolicy(ctx, name, func(there *policy.Namespace, _ *claim.View) (*policy.Namespace, []put, error) {
 			if there == nil {
@@ -75,13 +80,6 @@ func (s *Store) DeleteNamespace(ctx context.Context, name string, force bool) (i
 			}
 			if force && !there.Deleting {
 				return nil, nil, endedElsewhere(name)
-			}
-			if !force {
-				// Judged on what is there before this transaction: a claim given in
-				// between keeps its record, under the default policy.
-				if err := s.mustBeEmpty(ctx, name); err != nil {
-					return nil, nil, err
-				}
 			}
 			return nil, nil, nil
 		})
@@ -146,8 +144,15 @@ func (s *Store) forgetHeld(ctx context.Context, namespace, key string) error {
 
 // mustBeEmpty reports NAMESPACE_NOT_EMPTY at the first record that is still known.
 func (s *Store) mustBeEmpty(ctx context.Context, name string) error {
+	v, err := s.cfg.View.View()
+	if err != nil {
+		return err
+	}
+	if _, declared := v.Policies[name]; !declared {
+		return undeclared(name)
+	}
 	empty := true
-	_, err := s.scan(ctx, name, cursor{}, refuse, func(rec *claim.Record, now claim.Instant) bool {
+	_, err = s.scan(ctx, name, cursor{}, refuse, func(rec *claim.Record, now claim.Instant) bool {
 		empty = rec.Gone(now)
 		return empty
 	})

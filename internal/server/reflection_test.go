@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -187,4 +188,26 @@ func TestReflectionCanBeOff(t *testing.T) {
 	}
 	_, err = stream.Recv()
 	want(t, err, claim.Unimplemented, codes.Unimplemented)
+}
+
+// A client that keeps a reflection stream open and quiet does not hold up a stop.
+func TestAnOpenReflectionStreamDoesNotHoldUpAStop(t *testing.T) {
+	w := start(t)
+	stream, err := reflectionv1.NewServerReflectionClient(w.conn).ServerReflectionInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	began := time.Now()
+	w.server.Stop(ctx, 0)
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
 }

@@ -191,6 +191,20 @@ type endingStream struct {
 
 func (s endingStream) Context() context.Context { return s.ctx }
 
+// RecvMsg returns when the context ends too: reflection waits here for as long as its
+// client keeps quiet. What is left reading then ends with the stream, which ends
+// with its handler.
+func (s endingStream) RecvMsg(m any) error {
+	received := make(chan error, 1)
+	go func() { received <- s.ServerStream.RecvMsg(m) }()
+	select {
+	case err := <-received:
+		return err
+	case <-s.ctx.Done():
+		return &claim.Error{Reason: claim.Draining, Message: "this node is stopping: open the stream to another", RetryAfter: time.Second}
+	}
+}
+
 // Ready says why this node does not serve, nil if it does.
 func (s *Server) Ready() error {
 	if err := s.servingErr(); err != nil {

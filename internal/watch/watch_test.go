@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -242,3 +243,5 @@ func TestC68WatchThatIsNeverCreated(t *testing.T) {
 		}
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(etcdtest.Main(m)) }
