@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
 )
@@ -32,6 +33,20 @@ type Command struct {
 	FailureClass dualcheckv1.FailureClass
 	// ContentType is the result's.
 	ContentType string
+}
+
+// maxContentType is how long the contract lets a content type be, in bytes.
+const maxContentType = 256
+
+// check says what of c the service would refuse after the command ran.
+func (c Command) check() error {
+	switch n := len(c.ContentType); {
+	case n > maxContentType:
+		return fmt.Errorf("ingest: the content type has %d bytes, it may have %d", n, maxContentType)
+	case !utf8.ValidString(c.ContentType):
+		return errors.New("ingest: the content type is not valid UTF-8")
+	}
+	return nil
 }
 
 // Bounds of what is kept of a command's output, in bytes.
@@ -89,6 +104,8 @@ func (c Command) Run(ctx context.Context, job Job) (Output, error) {
 		return unknown(cmd, "the command ended and left something running, which was killed"), nil
 	case !errors.Is(left, os.ErrProcessDone):
 		return unknown(cmd, "the command ended and left something running, which could not be killed: "+left.Error()), nil
+	case output.err != nil:
+		return unknown(cmd, "the command ended and its output could not be kept: "+output.err.Error()), nil
 	case ok:
 		message := complaint.text()
 		if message == "" {
@@ -117,7 +134,7 @@ func unknown(cmd *exec.Cmd, message string) Output {
 	return Output{Failure: &dualcheckv1.Failure{
 		Class:   dualcheckv1.FailureClass_FAILURE_CLASS_UNKNOWN,
 		Code:    int32(cmd.ProcessState.ExitCode()),
-		Message: message,
+		Message: strings.ToValidUTF8(message, "\uFFFD"),
 	}}
 }
 

@@ -105,8 +105,9 @@ func (r *run) hold(t task, h *held) (Output, error) {
 	return output, err
 }
 
-// keep extends a claim until ctx is done. When that cannot be had it stops the
-// work.
+// keep extends a claim until ctx is done. It stops the work when the claim is
+// gone, or when its lease ends and no call had extended it: whatever else a call
+// is answered, the next one may be answered better.
 func (r *run) keep(ctx context.Context, t task, h *held, stop context.CancelCauseFunc) {
 	next := h.extendAt()
 	for sleep(ctx, time.Until(next)) {
@@ -116,7 +117,7 @@ func (r *run) keep(ctx context.Context, t task, h *held, stop context.CancelCaus
 			return
 		case err == nil:
 			next = h.extendAt()
-		case definite(err):
+		case claimIsGone(err):
 			stop(fmt.Errorf("%w: %s", errClaimLost, describe(err)))
 			return
 		case !time.Now().Before(h.stopAt()):

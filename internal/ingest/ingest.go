@@ -23,6 +23,7 @@ import (
 	"io"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 
@@ -231,8 +232,14 @@ func (o Options) withDefaults() (Options, error) {
 		return o, errors.New("ingest: a duration is negative")
 	case o.Wait < 0 || o.Wait > 30*time.Second:
 		return o, fmt.Errorf("ingest: wait is %v, it must be between 0 and 30s", o.Wait)
+	case !utf8.ValidString(o.Owner):
+		// No call with it could be encoded, which looks like a broken transport.
+		return o, errors.New("ingest: the owner is not valid UTF-8")
 	case o.Runner != nil && o.Journal == nil:
 		return o, errors.New("ingest: commands need a journal")
+	}
+	if runner, ok := o.Runner.(interface{ check() error }); ok {
+		return o, runner.check()
 	}
 	return o, nil
 }

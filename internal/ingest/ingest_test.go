@@ -493,8 +493,13 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 		"no service":          {},
 		"negative workers":    {Service: service, Workers: -1},
 		"wait too long":       {Service: service, Wait: time.Minute},
+		"owner not UTF-8":     {Service: service, Owner: "me@\xff"},
 		"negative lease":      {Service: service, Lease: -1},
 		"work and no journal": {Service: service, Runner: Command{}},
+		"content type too long": {
+			Service: service, Journal: &Journal{}, Runner: Command{ContentType: strings.Repeat("x", maxContentType+1)},
+		},
+		"content type not UTF-8": {Service: service, Journal: &Journal{}, Runner: &Command{ContentType: "text/\xff"}},
 	} {
 		if _, err := Run(t.Context(), strings.NewReader(""), o); err == nil {
 			t.Errorf("%s: accepted", name)

@@ -21,15 +21,27 @@ const journalFormat = 1
 // Journal is a file that says which commands may have begun and are not known
 // to have ended. It is only appended to, one JSON object a line: "started" is on
 // disk before its command begins; "ended" follows when the command's outcome has
-// been taken by the service, or nothing was begun. Of each name the last line
+// been taken by the service, its claim is gone, or nothing was begun. Of each name the last line
 // counts. It holds claims' tokens, so only its owner may read it. One process has
 // it at a time.
 type Journal struct {
 	path string
 
 	mu   sync.Mutex
-	file *os.File
+	file journalFile
 	open map[name]entry
+	// good is where the last whole line ends. broken is why nothing may be
+	// appended any more: something else is behind it.
+	good   int64
+	broken error
+}
+
+// journalFile is what a Journal uses of an *os.File.
+type journalFile interface {
+	io.ReadWriteSeeker
+	io.Closer
+	Truncate(size int64) error
+	Sync() error
 }
 
 // entry is one line of a journal.
@@ -120,10 +132,8 @@ func (j *Journal) load() error {
 		}
 		whole += int64(len(raw))
 	}
-	if err := j.file.Truncate(whole); err != nil {
-		return err
-	}
-	if _, err := j.file.Seek(whole, io.SeekStart); err != nil {
+	j.good = whole
+	if err := j.backToGood(); err != nil {
 		return err
 	}
 	if whole > 0 {
@@ -147,12 +157,35 @@ func syncDir(path string) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
+// append writes a line: all of it or, if it fails, nothing. When what was
+// written of it cannot be taken back the journal is broken, as the next line
+// would be part of this one.
 func (j *Journal) append(e entry) error {
+	if j.broken != nil {
+		return j.broken
+	}
 	raw, err := json.Marshal(e)
 	if err != nil {
 		return err
 	}
-	_, err = j.file.Write(append(raw, '\n'))
+	n, err := j.file.Write(append(raw, '\n'))
+	if err == nil {
+		j.good += int64(n)
+		return nil
+	}
+	if back := j.backToGood(); back != nil {
+		j.broken = fmt.Errorf("its last line was not written whole (%w) and could not be taken back: %w", err, back)
+		return j.broken
+	}
+	return err
+}
+
+// backToGood drops what is behind the last whole line; the next goes there.
+func (j *Journal) backToGood() error {
+	if err := j.file.Truncate(j.good); err != nil {
+		return err
+	}
+	_, err := j.file.Seek(j.good, io.SeekStart)
 	return err
 }
 

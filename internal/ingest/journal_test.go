@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 
@@ -278,6 +280,69 @@ func TestAJournalLineThatWasNotWrittenWholeIsDropped(t *testing.T) {
 	closeJournal(t, j)
 	if now, err := os.ReadFile(path); err != nil || string(now) != string(whole) {
 		t.Errorf("it became %s (%v)", now, err)
+	}
+}
+
+// tornFile fails each write in its middle while full.
+type tornFile struct {
+	journalFile
+	full, stuck bool
+}
+
+func (f *tornFile) Write(p []byte) (int, error) {
+	if !f.full {
+		return f.journalFile.Write(p)
+	}
+	n, err := f.journalFile.Write(p[:len(p)/2])
+	return n, errors.Join(syscall.ENOSPC, err)
+}
+
+func (f *tornFile) Truncate(size int64) error {
+	if f.stuck {
+		return syscall.EIO
+	}
+	return f.journalFile.Truncate(size)
+}
+
+func TestAnAppendThatFailsInItsMiddleLeavesTheJournalReadable(t *testing.T) {
+	for title, stuck := range map[string]bool{"it is taken back": false, "it cannot be taken back": true} {
+		t.Run(title, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "journal")
+			j := journalAt(t, path)
+			file := &tornFile{journalFile: j.file}
+			j.file = file
+			begin := func(key string) error {
+				return j.start(task{line: line{name: name{"n", key}}}, &held{token: "t"})
+			}
+			if err := begin("a"); err != nil {
+				t.Fatal(err)
+			}
+			file.full, file.stuck = true, stuck
+			if err := begin("b"); !errors.Is(err, syscall.ENOSPC) {
+				t.Errorf("b: got %v", err)
+			}
+			if err := j.end(name{"n", "a"}); !errors.Is(err, syscall.ENOSPC) {
+				t.Errorf("the end of a: got %v", err)
+			}
+			file.full, file.stuck = false, false
+			want := []string{"a", "c"}
+			if stuck {
+				want = []string{"a"}
+			}
+			if err := begin("c"); (err != nil) != stuck {
+				t.Errorf("c: got %v", err)
+			}
+			closeJournal(t, j)
+			j = journalAt(t, path)
+			defer closeJournal(t, j)
+			var open []string
+			for _, e := range j.entries() {
+				open = append(open, e.Key)
+			}
+			if !slices.Equal(open, want) {
+				t.Errorf("it has %v open, want %v", open, want)
+			}
+		})
 	}
 }
 

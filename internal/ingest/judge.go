@@ -153,7 +153,7 @@ func (r *run) perform(t task, h *held) (Outcome, string) {
 	switch {
 	case err == nil:
 		r.forget(t.name)
-	case definite(err):
+	case claimIsGone(err):
 		// Somebody else's claim decides now; this command has ended.
 		r.forget(t.name)
 		return Failed, ran + "; its outcome was not stored: " + describe(err)

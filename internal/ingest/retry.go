@@ -65,23 +65,41 @@ func patience() backoff.BackOff {
 }
 
 // definite says whether an error settles its call: sending the same call again
-// would be answered the same.
+// would be answered the same. That says nothing of the claim, see claimIsGone.
 func definite(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Canceled, codes.Unknown:
 		return false
+	case codes.Internal:
+		// Without a reason it is the transport's: a stream that broke.
+		return reasonOf(err) != ""
 	}
 	return true
 }
 
-// claimIsGone says whether a finish was refused because the claim is not the
-// one that decides.
+// claimIsGone says whether a call was refused because its claim is not the one
+// that decides, and never will be again. Only the service's own word counts: a
+// proxy has these codes too.
 func claimIsGone(err error) bool {
-	switch status.Code(err) {
-	case codes.Aborted, codes.AlreadyExists, codes.NotFound:
-		return true
+	switch code, reason := status.Code(err), reasonOf(err); code {
+	case codes.Aborted:
+		return reason == "CLAIM_LOST"
+	case codes.AlreadyExists:
+		return reason == "ALREADY_FINISHED"
+	case codes.NotFound:
+		return reason == "RECORD_NOT_FOUND"
 	}
 	return false
+}
+
+// reasonOf is what ErrorInfo says; "" if there is none.
+func reasonOf(err error) string {
+	for _, detail := range status.Convert(err).Details() {
+		if info, ok := detail.(*errdetails.ErrorInfo); ok {
+			return info.GetReason()
+		}
+	}
+	return ""
 }
 
 // retryAfter is what RetryInfo says; 0 if there is none.
@@ -105,10 +123,8 @@ func describe(err error) string {
 		return err.Error()
 	}
 	s := carrier.GRPCStatus()
-	for _, detail := range s.Details() {
-		if info, ok := detail.(*errdetails.ErrorInfo); ok {
-			return fmt.Sprintf("%s (%s)", s.Message(), info.GetReason())
-		}
+	if reason := reasonOf(err); reason != "" {
+		return fmt.Sprintf("%s (%s)", s.Message(), reason)
 	}
 	return fmt.Sprintf("%s (%v)", s.Message(), s.Code())
 }

@@ -20,17 +20,28 @@ type spill struct {
 	size  int64
 	head  bytes.Buffer
 	file  *os.File
+	// err is why not all of it was kept.
+	err error
 }
 
+// Write never fails: the command that writes must not die of it. What comes
+// after err is discarded.
 func (s *spill) Write(p []byte) (int, error) {
+	if s.err == nil {
+		s.err = s.keep(p)
+	}
+	return len(p), nil
+}
+
+func (s *spill) keep(p []byte) error {
 	if s.file == nil && s.head.Len()+len(p) > s.limit {
 		file, err := os.CreateTemp("", "dualcheck-output-")
 		if err != nil {
-			return 0, err
+			return err
 		}
 		s.file = file
 		if _, err := s.file.Write(s.head.Bytes()); err != nil {
-			return 0, err
+			return err
 		}
 		s.head = bytes.Buffer{}
 	}
@@ -42,7 +53,7 @@ func (s *spill) Write(p []byte) (int, error) {
 		n, err = s.head.Write(p)
 	}
 	s.size += int64(n)
-	return n, err
+	return err
 }
 
 // close drops what was kept.

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
@@ -251,6 +252,142 @@ func TestAClaimThatWasTakenOverStoresNothing(t *testing.T) {
 	}
 	if open, _ := j.find(name{"n", "a"}); open.Token != "" {
 		t.Error("a command that ended is still open in the journal")
+	}
+}
+
+func TestWorkWhoseOutcomeTheServiceDidNotTakeStaysInDoubt(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer error
+		// tries is how often the finish is sent at least.
+		tries int64
+		ends  error
+	}{
+		"a stream that broke":      {status.Error(codes.Internal, "stream terminated by RST_STREAM"), 2, ErrUnavailable},
+		"a caught panic":           {ingesttest.Error(codes.Internal, "INTERNAL", "internal error", nil), 1, nil},
+		"a record of a newer form": {ingesttest.Error(codes.Internal, "RECORD_UNREADABLE", "a newer format", nil), 1, nil},
+		"a proxy's not found":      {status.Error(codes.NotFound, "no such route"), 1, nil},
+		"a namespace that is gone": {ingesttest.Error(codes.NotFound, "NAMESPACE_NOT_FOUND", "not declared", nil), 1, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "journal")
+			var tries atomic.Int64
+			service := &ingesttest.Service{Before: func(_ context.Context, q proto.Message) error {
+				if _, ok := q.(*dualcheckv1.CompleteRequest); ok {
+					tries.Add(1)
+					return c.answer
+				}
+				return nil
+			}}
+			synctest.Test(t, func(t *testing.T) {
+				var told notes
+				j := journalAt(t, path)
+				got, err := Run(t.Context(), strings.NewReader(oneLine), Options{
+					Service: ingesttest.Client{Service: service}, Journal: j, Report: told.add,
+					Runner: runnerFunc(func(context.Context, Job) (Output, error) { return Output{}, nil }),
+				})
+				closeJournal(t, j)
+				if !errors.Is(err, c.ends) || got.InDoubt != 1 || got.Lines != 1 || tries.Load() < c.tries {
+					t.Errorf("got %+v, %v after %d tries", got, err, tries.Load())
+				}
+				if text := told.of(InDoubt); !strings.Contains(text, "its outcome could not be stored") {
+					t.Errorf("told %q", text)
+				}
+			})
+			service.Before = nil
+			service.Lapse()
+			got, ran, _ := again(t, service, path, false)
+			if got.InDoubt != 2 || len(ran) != 1 || ran[0].Key != "b" {
+				t.Errorf("then got %+v, ran %+v", got, ran)
+			}
+		})
+	}
+}
+
+func TestAFinishWhoseStreamBrokeIsSentAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var tries atomic.Int64
+		service := &ingesttest.Service{Before: func(_ context.Context, q proto.Message) error {
+			if _, ok := q.(*dualcheckv1.CompleteRequest); ok && tries.Add(1) == 1 {
+				return status.Error(codes.Internal, "server closed the stream without sending trailers")
+			}
+			return nil
+		}}
+		j := journalAt(t, filepath.Join(t.TempDir(), "journal"))
+		defer closeJournal(t, j)
+		got, err := Run(t.Context(), strings.NewReader(oneLine), Options{
+			Service: ingesttest.Client{Service: service}, Journal: j,
+			Runner: runnerFunc(func(context.Context, Job) (Output, error) { return Output{}, nil }),
+		})
+		if err != nil || got.First != 1 || tries.Load() != 2 {
+			t.Errorf("got %+v, %v after %d tries", got, err, tries.Load())
+		}
+	})
+}
+
+func TestAnExtendThatIsRefusedOnceStopsNothing(t *testing.T) {
+	for _, answer := range []error{
+		status.Error(codes.Internal, "stream terminated by RST_STREAM"),
+		ingesttest.Error(codes.Internal, "INTERNAL", "internal error", nil),
+		ingesttest.Error(codes.Internal, "RECORD_UNREADABLE", "a newer format", nil),
+		status.Error(codes.NotFound, "no such route"),
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var extended atomic.Int64
+			service := &ingesttest.Service{Before: func(_ context.Context, q proto.Message) error {
+				if _, ok := q.(*dualcheckv1.ExtendRequest); ok && extended.Add(1) == 1 {
+					return answer
+				}
+				return nil
+			}}
+			j := journalAt(t, filepath.Join(t.TempDir(), "journal"))
+			defer closeJournal(t, j)
+			got, err := Run(t.Context(), strings.NewReader(oneLine), Options{
+				Service: ingesttest.Client{Service: service},
+				Lease:   9 * time.Second,
+				Journal: j,
+				Runner: runnerFunc(func(ctx context.Context, job Job) (Output, error) {
+					if !sleep(ctx, time.Minute) {
+						return Output{}, context.Cause(ctx)
+					}
+					return Output{}, nil
+				}),
+			})
+			if err != nil || got.First != 1 {
+				t.Errorf("%v: got %+v, %v", answer, got, err)
+			}
+		})
+	}
+}
+
+func TestAnOutputThatCannotBeKeptLeavesTheOutcomeUnknown(t *testing.T) {
+	for _, exit := range []string{"0", "3"} {
+		service := &ingesttest.Service{}
+		dir := t.TempDir()
+		done := filepath.Join(dir, "done")
+		t.Setenv("TMPDIR", filepath.Join(dir, "nowhere"))
+		j := journalAt(t, filepath.Join(dir, "journal"))
+		var told notes
+		got, err := Run(t.Context(), strings.NewReader(oneLine), Options{
+			Service: ingesttest.Client{Service: service},
+			Runner: Command{
+				Shell:        fmt.Sprintf("head -c %d /dev/zero && touch '%s'; exit %s", 2*maxOutput, done, exit),
+				FailureClass: dualcheckv1.FailureClass_FAILURE_CLASS_RETRYABLE,
+			},
+			Journal: j,
+			Report:  told.add,
+		})
+		closeJournal(t, j)
+		if err != nil || got.Failed != 1 || !strings.Contains(told.of(Failed), "its output could not be kept") {
+			t.Errorf("got %+v, %v, told %q", got, err, told.of(Failed))
+		}
+		record := service.Record("n", "a")
+		if record.GetState() != dualcheckv1.State_STATE_UNKNOWN || fmt.Sprint(record.GetFailure().GetCode()) != exit {
+			t.Errorf("the record is %v", record)
+		}
+		if _, err := os.Stat(done); err != nil {
+			t.Errorf("the command did not come to its end: %v", err)
+		}
+		t.Setenv("TMPDIR", dir)
 	}
 }
 
