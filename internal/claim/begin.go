@@ -60,7 +60,9 @@ type Answer struct {
 	Now      Instant
 	Revision int64
 	Source   Source
-	Detail   string
+	// Stale: etcd could not be asked, and this was true when it last could.
+	Stale  bool
+	Detail string
 }
 
 // Grant is a claim as its holder is told of it.

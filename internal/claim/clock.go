@@ -44,6 +44,13 @@ const (
 	// is as late as one may be. Grace and the 0.1 s by which every lease is told
 	// short (shave) are that 0.6 s: neither can be trimmed.
 	Grace = 500 * time.Millisecond
+	// BelievedFor is for how long a node may act by what it has applied of epochs and
+	// switches, counted from when it sent the linearizable read that its watch has
+	// reached. Whoever takes something back waits as long before saying so.
+	BelievedFor = 3 * time.Second
+	// CacheMargin is how long before a deadline caches stop answering. A node's clock
+	// is behind etcd's by BelievedFor at most, another's ahead by half a second.
+	CacheMargin = 4 * time.Second
 )
 
 // Tick is the clock as etcd holds it.

@@ -12,6 +12,11 @@ type Policy struct {
 	MaxAttempts        int32
 	RequireFingerprint bool
 	MaxResultBytes     int64
+	// CacheTTLMin and CacheTTLMax bound how long a finished record is cached.
+	CacheTTLMin, CacheTTLMax time.Duration
+	// ReplayWithoutEtcd: while etcd cannot decide, what was surely finished is
+	// replayed from a cache, marked stale.
+	ReplayWithoutEtcd bool
 	// Held: the namespace is being deleted; Begins wait for the end of it.
 	Held bool
 }

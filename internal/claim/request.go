@@ -44,7 +44,21 @@ type BeginRequest struct {
 	Labels map[string]string
 	// TraceID is 16 bytes, or none.
 	TraceID []byte
+	// Hint is from a layer in front of the Store.
+	Hint Hint
 }
+
+// Hint is what a layer in front of a Store expects a Begin to find there. It changes
+// what is tried first, and never the answer.
+type Hint uint8
+
+// The hints.
+const (
+	NoHint Hint = iota
+	// LikelyNew: nothing is known of the key. LikelyRepeat: somebody has begun it.
+	LikelyNew
+	LikelyRepeat
+)
 
 // Validate reports the first thing that is wrong with the request, whatever the
 // policy and the record.
@@ -147,7 +161,7 @@ func (r *ResolveRequest) Validate() error {
 	if err := ValidateName(r.Namespace, r.Key); err != nil {
 		return err
 	}
-	if err := validateReason(r.Reason); err != nil {
+	if err := ValidateReason("reason", r.Reason); err != nil {
 		return err
 	}
 	switch r.State {
@@ -189,7 +203,7 @@ func (r *ForgetRequest) Validate() error {
 	if err := ValidateName(r.Namespace, r.Key); err != nil {
 		return err
 	}
-	return validateReason(r.Reason)
+	return ValidateReason("reason", r.Reason)
 }
 
 // ValidateName checks a namespace and a key.
@@ -273,11 +287,12 @@ func validateText(reason Reason, field, s string, limit int) error {
 	return nil
 }
 
-func validateReason(s string) error {
+// ValidateReason checks an operator's reason, which came in this field.
+func ValidateReason(field, s string) error {
 	if s == "" {
-		return invalid(RequestInvalid, "reason", "say why: the reason is kept in the log")
+		return invalid(RequestInvalid, field, "say why: the reason is kept in the log")
 	}
-	return validateText(RequestInvalid, "reason", s, MaxReason)
+	return validateText(RequestInvalid, field, s, MaxReason)
 }
 
 func validateLabels(labels map[string]string) error {

@@ -34,6 +34,8 @@ type Found struct {
 	// Revision is etcd's revision at which this was true.
 	Revision int64
 	Source   Source
+	// Stale: etcd could not be asked, and this was true when it last could.
+	Stale bool
 }
 
 // ListRequest asks for a page of a namespace's records.

@@ -2,6 +2,9 @@ package claim
 
 import "time"
 
+// Slots is how many parts the key space has; each has an epoch of its own.
+const Slots = 4096
+
 // View is what a node has applied of the cluster's state, at one moment and
 // consistent in itself. Every write compares Guard and Tick, so that nothing
 // decided by an older view is ever written.
@@ -11,28 +14,52 @@ type View struct {
 	// GuardAge is how long ago this node saw the guard move.
 	GuardAge time.Duration
 	Tick     Tick
+	// TickAge is how long ago this node saw that tick.
+	TickAge time.Duration
 	// Now is the node's clock: the newest tick and at most TickEvery more.
 	Now       Instant
 	FenceBase int64
 	// Epoch is a random id of everything remembered.
-	Epoch  ID
-	Sealer Sealer
+	Epoch ID
+	// SlotEpochs are the revisions at which something finished was last taken back
+	// in each slot; 0, or nil for all: never. Not changed once seen.
+	SlotEpochs *[Slots]int64
+	// Believed: this node knows of every change of the epochs that was committed
+	// until BelievedFor ago. Only then may what is cached under them be told.
+	Believed bool
+	// BypassRedis is a switch: Redis is neither asked nor written.
+	BypassRedis bool
+	Sealer      Sealer
 	// Policies are those of declared namespaces; never changed once seen.
 	Policies map[string]Policy
-	// Default is the policy of every other namespace.
-	Default Policy
+	// Default is the policy of every other namespace, unless RefuseUndeclared.
+	Default          Policy
+	RefuseUndeclared bool
 	// Generation changes whenever what a node remembers of claims is void: it
 	// listed anew, the epoch was raised, or no tick was seen for a while. 0: nothing
 	// remembered may be used now.
 	Generation uint64
 }
 
-// Policy returns what governs a namespace, and whether it was declared.
-func (v *View) Policy(namespace string) (Policy, bool) {
+// Policy returns what governs a namespace. Error: NAMESPACE_NOT_FOUND, if nobody
+// declared it and it must be declared.
+func (v *View) Policy(namespace string) (Policy, error) {
 	if p, ok := v.Policies[namespace]; ok {
-		return p, true
+		return p, nil
 	}
-	return v.Default, false
+	if v.RefuseUndeclared {
+		return Policy{}, Errorf(NamespaceNotFound, "nobody declared namespace %q, and this server serves declared ones only", namespace)
+	}
+	return v.Default, nil
+}
+
+// SlotEpoch is the revision at which something finished was last taken back in a
+// slot; 0: never.
+func (v *View) SlotEpoch(slot int) int64 {
+	if v.SlotEpochs == nil {
+		return 0
+	}
+	return v.SlotEpochs[slot]
 }
 
 // Seen is what a transaction read of the guard and the tick.

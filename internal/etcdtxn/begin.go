@@ -14,8 +14,8 @@ import (
 const markPatience = 10 * time.Second
 
 // Begin asks for the claim. The usual case is one transaction: if the key is
-// absent put the claim, else get the record. A key that this node knows of is read
-// first, since a repeat is likely, and a read needs no raft.
+// absent put the claim, else get the record. Where a repeat is likely the key is read
+// first, for a read needs no raft.
 func (s *Store) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -31,7 +31,7 @@ func (s *Store) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answe
 // beginOnce judges once; again asks for another round, with another claim id.
 func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.BeginRequest) (answer claim.Answer, again bool, err error) {
 	var absent *guess
-	if !s.known.Contains(name.Key) {
+	if !s.repeatLikely(name, req) {
 		absent = &guess{}
 	}
 	id := claim.NewID()
@@ -44,6 +44,7 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.Begi
 		return claim.Answer{}, false, err
 	}
 	answer.Source = claim.SourceEtcd
+	s.began(req.Namespace, !c.written)
 	if !c.written {
 		if answer.Claim != nil {
 			now := s.elapsed(c.outcome)
@@ -72,6 +73,19 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.Begi
 	return claim.Answer{
 		Verdict: claim.First, Claim: grant, Now: c.now, Revision: c.record.Revision, Source: claim.SourceEtcd,
 	}, false, nil
+}
+
+// repeatLikely reports whether a Begin had better read before it writes: because this
+// node has met the key, a layer in front expects it, or, if that expects nothing, the
+// namespace's Begins are mostly repeats.
+func (s *Store) repeatLikely(name layout.Name, req *claim.BeginRequest) bool {
+	switch {
+	case req.Hint == claim.LikelyRepeat || s.known.Contains(name.Key):
+		return true
+	case req.Hint == claim.LikelyNew:
+		return false
+	}
+	return s.mostlyRepeats(req.Namespace)
 }
 
 var errTakenAway = errors.New("the claim is no longer this call's")

@@ -13,7 +13,8 @@
 //   - Every call to etcd has a deadline.
 //
 // One file per transaction shape: begin, finish (Complete, Fail, Extend), get,
-// resolve, forget, list, namespace, bootstrap, tick (in keeper). settle.go is the
-// loop they share, txn.go the one place that builds a guarded transaction; a batch
-// of members is the same transaction with more of them.
+// resolve, forget, list, namespace, epoch, switch, bootstrap, tick (in keeper).
+// govern.go moves the guard with what all nodes obey; settle.go is the loop they
+// share, txn.go the one place that builds a guarded transaction; a batch of members is
+// the same transaction with more of them.
 package etcdtxn

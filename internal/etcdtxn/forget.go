@@ -7,10 +7,6 @@ import (
 	"github.com/dualcheck/dualcheck/internal/claim"
 )
 
-// forgetHold is how long a mark holds Begin: the longest for which any node may
-// believe what it has cached.
-const forgetHold = 3 * time.Second
-
 // Forget puts a held mark in the record's place, together with a new epoch of its
 // slot; waits, on its own clock from the commit's answer, until no node believes
 // an older cache; then opens the mark. It goes on though its caller hangs up.
@@ -28,20 +24,20 @@ func (s *Store) Forget(ctx context.Context, req *claim.ForgetRequest) (int64, er
 		if opened {
 			return c.record.Revision, nil
 		}
-		if err := s.hold(ctx); err != nil {
+		if err := s.hold(ctx, "the key is marked but not yet free: forget it again, or wait until a Begin has freed it"); err != nil {
 			return 0, err
 		}
 		return c.record.Revision, s.open(ctx, req.Namespace, req.Key)
 	})
 }
 
-// hold waits until no node believes what it had cached before.
-func (s *Store) hold(ctx context.Context) error {
+// hold waits, from the answer to a commit on, until no node acts by what was before.
+func (s *Store) hold(ctx context.Context, interrupted string) error {
 	select {
-	case <-time.After(forgetHold):
+	case <-time.After(claim.BelievedFor):
 		return nil
 	case <-ctx.Done():
-		return claim.Unavailable("the key is marked but not yet free: forget it again, or wait until a Begin has freed it", ctx.Err())
+		return claim.Unavailable(interrupted, ctx.Err())
 	}
 }
 

@@ -57,12 +57,12 @@ func startNode(t testing.TB, client *clientv3.Client, o options) *node {
 	if o.watch == nil {
 		o.watch = client
 	}
-	n.follower = watch.New(watch.Config{Client: o.watch, WatchClient: o.watchOnly, Default: policy.Namespace{}.Claim()})
+	n.follower = watch.New(watch.Config{Client: o.watch, WatchClient: o.watchOnly, Default: policy.Namespace{}.Claim(), RefuseUndeclared: o.refuseUndeclared})
 	var view etcdtxn.Viewer = n.follower
 	if o.view != nil {
 		view = o.view(view)
 	}
-	n.Store = etcdtxn.New(etcdtxn.Config{Client: client, View: view, Observe: n.seen, Wall: o.wall, Monotonic: o.mono, RefuseUndeclared: o.refuseUndeclared})
+	n.Store = etcdtxn.New(etcdtxn.Config{Client: client, View: view, Observe: n.seen, Wall: o.wall, Monotonic: o.mono})
 	ctx, cancel := context.WithCancel(context.Background())
 	if err := etcdtxn.Bootstrap(within(t, 30*time.Second), client); err != nil {
 		t.Fatal(err)
@@ -243,15 +243,31 @@ type counter struct {
 	settled int
 	refused map[string]int
 	undated int
+	// afterRead is run once, when etcd has next answered a read.
+	afterRead func()
 }
 
 func (c *counter) Call(kind, outcome string, _ time.Duration) {
+	var next func()
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.calls == nil {
 		c.calls = map[string]int{}
 	}
 	c.calls[kind+" "+outcome]++
+	if kind == "read" && outcome == "ok" {
+		next, c.afterRead = c.afterRead, nil
+	}
+	c.mu.Unlock()
+	if next != nil {
+		next()
+	}
+}
+
+// onceRead arms what is run between the next read and what it leads to.
+func (c *counter) onceRead(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.afterRead = f
 }
 
 func (c *counter) Settled(string) {

@@ -2,7 +2,6 @@ package etcdtxn
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
@@ -11,12 +10,6 @@ import (
 )
 
 const (
-	// guardPause is how long after it saw the guard move a node waits before it moves
-	// it: each move has every write in flight decided again.
-	guardPause = 100 * time.Millisecond
-	// fenceStep is what each epoch adds to fences: more revisions than one epoch can
-	// have, so that fences grow even where etcd's revisions are used again.
-	fenceStep = 1 << 40
 	// deleteWithin bounds one forced delete; repeated, it goes on.
 	deleteWithin = 10 * time.Minute
 	// emptyAtOnce bounds the keys that a forced delete holds in memory.
@@ -95,11 +88,11 @@ func (s *Store) empty(ctx context.Context, name string) (int64, error) {
 		}
 		held := *there
 		held.Deleting = true
-		epoch, err := layout.EncodeEpoch(claim.NewID(), v.FenceBase+fenceStep)
+		epoch, err := nextEpoch(v.FenceBase)
 		if err != nil {
 			return nil, nil, err
 		}
-		return &held, []put{{key: layout.Epoch, value: epoch}}, nil
+		return &held, []put{epoch}, nil
 	})
 	if err != nil {
 		return 0, err
@@ -123,7 +116,7 @@ func (s *Store) empty(ctx context.Context, name string) (int64, error) {
 			forgotten++
 		}
 	}
-	return forgotten, s.hold(ctx)
+	return forgotten, s.hold(ctx, "the records are forgotten, and the namespace is still held: delete it again")
 }
 
 // forgetHeld forgets a record of a namespace whose Begins are held: its mark is
@@ -165,8 +158,8 @@ func (s *Store) mustBeEmpty(ctx context.Context, name string) error {
 // onPolicy settles an operation on a declaration, moving the guard with it. decide
 // returns what to declare, nil to withdraw it, and what else to put.
 func (s *Store) onPolicy(ctx context.Context, name string, decide func(there *policy.Namespace, v *claim.View) (*policy.Namespace, []put, error)) (outcome, error) {
-	op := &operation{kind: "policy", key: layout.PolicyOf(name), before: s.awaitGuard}
-	op.decide = func(there found, v *claim.View, _ claim.Instant) ([]put, error) {
+	key := layout.PolicyOf(name)
+	return s.govern(ctx, "policy", key, "policy of "+key, func(there found, v *claim.View) ([]put, error) {
 		var declared *policy.Namespace
 		if there.revision != 0 {
 			n, err := layout.DecodePolicy(there.value, there.revision)
@@ -182,11 +175,7 @@ func (s *Store) onPolicy(ctx context.Context, name string, decide func(there *po
 		if err != nil {
 			return nil, err
 		}
-		guard, err := layout.EncodeGuard("policy of " + layout.PolicyOf(name))
-		if err != nil {
-			return nil, err
-		}
-		first := put{key: op.key, remove: next == nil}
+		first := put{key: key, remove: next == nil}
 		if next != nil {
 			value, err := layout.EncodePolicy(*next)
 			if err != nil {
@@ -194,33 +183,8 @@ func (s *Store) onPolicy(ctx context.Context, name string, decide func(there *po
 			}
 			first.value = string(value)
 		}
-		return slices.Concat([]put{first}, extra, []put{{key: layout.Guard, value: guard}}), nil
-	}
-	end, err := s.settle(ctx, op)
-	if err != nil {
-		return end, err
-	}
-	// The next call on this node sees it.
-	return end, s.cfg.View.CatchUp(ctx, end.view, claim.Seen{Guard: end.revision, Tick: end.view.Tick})
-}
-
-// awaitGuard waits until this node has not seen the guard move for a while.
-func (s *Store) awaitGuard(ctx context.Context) error {
-	for {
-		v, err := s.cfg.View.View()
-		if err != nil {
-			return err
-		}
-		left := guardPause - v.GuardAge
-		if left <= 0 {
-			return nil
-		}
-		select {
-		case <-time.After(left):
-		case <-ctx.Done():
-			return claim.Unavailable("policies change faster than this node may change them", ctx.Err())
-		}
-	}
+		return append([]put{first}, extra...), nil
+	})
 }
 
 // endedElsewhere is for a forced delete that finds its namespace no longer held:

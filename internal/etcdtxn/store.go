@@ -53,16 +53,24 @@ type Observer interface {
 	Undated()
 }
 
+// Cache is shown finished records as the very bytes that etcd holds; rediscache.Cache
+// is one. Its methods wait for nothing, and no answer depends on them.
+type Cache interface {
+	// Stage is shown a finished record that is about to be proposed under this view.
+	// What it returns is called if it was committed, with its revision.
+	Stage(v *claim.View, rec *claim.Record, value []byte) (committed func(revision int64))
+	// Found is shown one that was read, under a view from before the read.
+	Found(v *claim.View, rec *claim.Record, value []byte)
+}
+
 // Config is what a Store is made of.
 type Config struct {
 	Client *clientv3.Client
 	View   Viewer
 	Log    *slog.Logger
-	// Observe may be nil.
+	// Observe and Cache may be nil.
 	Observe Observer
-	// RefuseUndeclared answers NAMESPACE_NOT_FOUND for namespaces that nobody
-	// declared, instead of the default policy.
-	RefuseUndeclared bool
+	Cache   Cache
 	// Wall and Monotonic are the process's clocks; nil are the real ones.
 	Wall      func() time.Time
 	Monotonic func() time.Duration
@@ -141,6 +149,9 @@ func New(cfg Config) *Store {
 	}
 	if cfg.Observe == nil {
 		cfg.Observe = nobody{}
+	}
+	if cfg.Cache == nil {
+		cfg.Cache = noCache{}
 	}
 	if cfg.Wall == nil {
 		cfg.Wall = time.Now
@@ -254,6 +265,8 @@ type guess struct {
 func (s *Store) onRecord(ctx context.Context, kind, namespace, key string, id claim.ID, taken *guess, slotEpoch bool, decide judge) (concluded, error) {
 	name := layout.NameOf(namespace, key)
 	var last *claim.Record
+	var proposed string // the finished bytes that were last staged
+	var committed func(revision int64)
 	op := &operation{kind: kind, key: name.Key}
 	if taken != nil {
 		op.guess, op.generation = &taken.there, taken.generation
@@ -277,6 +290,9 @@ func (s *Store) onRecord(ctx context.Context, kind, namespace, key string, id cl
 			return nil, err
 		}
 		puts := []put{{key: name.Key, value: string(value)}}
+		if write.State.Finished() {
+			proposed, committed = puts[0].value, s.cfg.Cache.Stage(v, write, value)
+		}
 		if slotEpoch {
 			puts = append(puts, put{key: name.SlotEpoch})
 		}
@@ -294,6 +310,13 @@ func (s *Store) onRecord(ctx context.Context, kind, namespace, key string, id cl
 		if out.record, err = s.decode(end.there, namespace, key); err != nil {
 			return out, err
 		}
+	}
+	switch {
+	case out.record == nil || !out.record.State.Finished():
+	case end.written && proposed == string(end.there.value):
+		committed(end.there.revision)
+	case !out.record.Gone(end.now):
+		s.cfg.Cache.Found(&end.view, out.record, end.there.value)
 	}
 	return out, nil
 }
@@ -316,9 +339,9 @@ func (s *Store) decode(there found, namespace, key string) (*claim.Record, error
 }
 
 func (s *Store) moment(v *claim.View, now claim.Instant, namespace string, id claim.ID) (claim.Moment, error) {
-	p, declared := v.Policy(namespace)
-	if !declared && s.cfg.RefuseUndeclared {
-		return claim.Moment{}, claim.Errorf(claim.NamespaceNotFound, "nobody declared namespace %q, and this server serves declared ones only", namespace)
+	p, err := v.Policy(namespace)
+	if err != nil {
+		return claim.Moment{}, err
 	}
 	return claim.Moment{
 		Now: now, Wall: s.cfg.Wall(), Policy: p, ClaimID: id, FenceBase: v.FenceBase,
@@ -342,17 +365,28 @@ func (s *Store) recall(name layout.Name, id claim.ID) *guess {
 	return nil
 }
 
-// pace is how long a namespace's work usually takes, as a moving average.
+// pace is what a namespace's work is usually like, as moving averages.
 type pace struct {
-	mu    sync.Mutex
+	mu sync.Mutex
+	// usual is how long a claim takes to be finished; 0: not known.
 	usual time.Duration
+	// repeats is the share of Begins that found a record.
+	repeats float64
+}
+
+func (s *Store) paceOf(namespace string) *pace {
+	if p, ok := s.pace.Get(namespace); ok {
+		return p
+	}
+	p := &pace{}
+	if there, ok, _ := s.pace.PeekOrAdd(namespace, p); ok {
+		return there
+	}
+	return p
 }
 
 func (s *Store) usual(namespace string) time.Duration {
-	p, ok := s.pace.Get(namespace)
-	if !ok {
-		return 0
-	}
+	p := s.paceOf(namespace)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.usual
@@ -360,15 +394,34 @@ func (s *Store) usual(namespace string) time.Duration {
 
 // took notes how long one claim took to be finished.
 func (s *Store) took(namespace string, d time.Duration) {
-	p, ok := s.pace.Get(namespace)
-	if !ok {
-		p = &pace{usual: d}
-		s.pace.ContainsOrAdd(namespace, p)
-		return
-	}
+	p := s.paceOf(namespace)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.usual == 0 {
+		p.usual = d
+	}
 	p.usual += (d - p.usual) / 8
+}
+
+// mostlyRepeats reports whether the namespace's Begins find a record more often than
+// not, so that reading first is the cheaper order.
+func (s *Store) mostlyRepeats(namespace string) bool {
+	p := s.paceOf(namespace)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.repeats >= 0.5
+}
+
+// began notes whether a Begin found a record.
+func (s *Store) began(namespace string, found bool) {
+	share := 0.0
+	if found {
+		share = 1
+	}
+	p := s.paceOf(namespace)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.repeats += (share - p.repeats) / 16
 }
 
 type nobody struct{}
@@ -377,3 +430,8 @@ func (nobody) Call(string, string, time.Duration) {}
 func (nobody) Settled(string)                     {}
 func (nobody) Refused(string)                     {}
 func (nobody) Undated()                           {}
+
+type noCache struct{}
+
+func (noCache) Stage(*claim.View, *claim.Record, []byte) func(int64) { return func(int64) {} }
+func (noCache) Found(*claim.View, *claim.Record, []byte)             {}

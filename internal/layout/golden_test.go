@@ -42,3 +42,10 @@ var goldenPolicies = map[string]string{
 		"08011203706179188094ebdc032080a8d6b90728033080bcc1960b3880d0acf30e400248055001580660808cee891a6880a0" +
 		"d9e61d70027801",
 }
+
+var goldenSwitches = map[string]string{
+	"off": "" +
+		"0801",
+	"full": "" +
+		"080110011a056d6f766564210a3ac386ee67dd1a",
+}

@@ -11,6 +11,10 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
 )
 
 // Keys and prefixes below the root.
@@ -26,8 +30,14 @@ const (
 	Secret = Meta + "secret"
 	Nodes  = Meta + "n/"
 
+	// Switches are the keys that end in a switch's name, which is one of policy's own.
+	Switches = Meta + "s/"
+
+	// SlotEpochs are the keys whose ModRevisions are the slots' epochs.
+	SlotEpochs = Meta + "e/"
+
 	// Slots is how many parts the key space has.
-	Slots = 4096
+	Slots = claim.Slots
 )
 
 // Name is where a record is kept.
@@ -36,6 +46,9 @@ type Name struct {
 	Key string
 	// SlotEpoch is /m/e/<slot>.
 	SlotEpoch string
+	// Slot is 0 ... Slots-1, and Hash the last part of Key.
+	Slot int
+	Hash string
 }
 
 // NameOf places a key: slot and hash are cut from SHA-256 over the
@@ -44,10 +57,13 @@ func NameOf(namespace, key string) Name {
 	h := sha256.New()
 	prefixed(h.Write, namespace)
 	prefixed(h.Write, key)
-	digits := hex.EncodeToString(h.Sum(nil))
+	sum := h.Sum(nil)
+	digits := hex.EncodeToString(sum)
 	return Name{
 		Key:       Records + digits[:3] + "/" + NamespaceID(namespace) + "/" + digits[3:35],
 		SlotEpoch: SlotEpoch(digits[:3]),
+		Slot:      int(sum[0])<<4 | int(sum[1])>>4,
+		Hash:      digits[3:35],
 	}
 }
 
@@ -67,7 +83,17 @@ func PolicyOf(namespace string) string { return Policies + NamespaceID(namespace
 
 // SlotEpoch is the key whose ModRevision is the epoch of a slot, given as its
 // three hexadecimal digits.
-func SlotEpoch(slot string) string { return Meta + "e/" + slot }
+func SlotEpoch(slot string) string { return SlotEpochs + slot }
+
+// SlotOf reads the slot of a slot epoch's key; false if it is none.
+func SlotOf(key string) (int, bool) {
+	digits, ok := strings.CutPrefix(key, SlotEpochs)
+	slot, err := strconv.ParseUint(digits, 16, 12)
+	return int(slot), ok && err == nil && len(digits) == 3
+}
+
+// SwitchOf is the key of a switch.
+func SwitchOf(name string) string { return Switches + name }
 
 // NodeOf is the key of a node's registration.
 func NodeOf(id string) string { return Nodes + id }

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dualcheck/dualcheck/internal/layout"
+	"github.com/dualcheck/dualcheck/internal/policy"
 )
 
 // Where a key is kept must never change: a moved key is a forgotten one.
@@ -28,6 +29,7 @@ func TestNamesAreStable(t *testing.T) {
 		{layout.Tick, "/dualcheck/v1/m/tick"},
 		{layout.Guard, "/dualcheck/v1/m/guard"},
 		{layout.Epoch, "/dualcheck/v1/m/epoch"},
+		{layout.SwitchOf(policy.BypassRedis), "/dualcheck/v1/m/s/bypass-redis"},
 		{layout.Secret, "/dualcheck/v1/m/secret"},
 	} {
 		if c.got != c.want {

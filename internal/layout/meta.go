@@ -9,6 +9,7 @@ import (
 
 	storagev1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/storage/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/policy"
 )
 
 // See adds to what was seen of the guard and the tick what is among these.
@@ -62,6 +63,27 @@ func DecodeSecret(value []byte) ([]byte, error) {
 	var m storagev1.Secret
 	err := decode(value, &m)
 	return m.GetKey(), err
+}
+
+// EncodeSwitch returns the value of a switch.
+func EncodeSwitch(s policy.Switch) (string, error) {
+	return encode(&storagev1.Switch{Format: Format, On: s.On, Reason: s.Reason, ChangedWallNs: wallNs(s.ChangedAt)})
+}
+
+// DecodeSwitch reads a switch that was found under its name. One that is on and that
+// this version does not know is an error: this node could not obey it.
+func DecodeSwitch(name string, value []byte) (policy.Switch, error) {
+	var m storagev1.Switch
+	if err := decode(value, &m); err != nil {
+		return policy.Switch{}, err
+	}
+	if m.GetFormat() != Format {
+		return policy.Switch{}, fmt.Errorf("decode Switch: format %d, this version reads %d", m.GetFormat(), Format)
+	}
+	if m.GetOn() && !policy.HasSwitch(name) {
+		return policy.Switch{}, fmt.Errorf("decode Switch: %q is on, and this version does not have it", name)
+	}
+	return policy.Switch{Name: name, On: m.GetOn(), Reason: m.GetReason(), ChangedAt: wall(m.GetChangedWallNs())}, nil
 }
 
 // Node is a server's registration.

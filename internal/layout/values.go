@@ -13,8 +13,8 @@ import (
 	"github.com/dualcheck/dualcheck/internal/policy"
 )
 
-// Format is the newest format of records and policies that can be read, and the
-// one that is written.
+// Format is the newest format of records, policies and switches that can be read,
+// and the one that is written.
 const Format = 1
 
 var deterministic = proto.MarshalOptions{Deterministic: true}

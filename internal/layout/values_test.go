@@ -287,6 +287,56 @@ func TestUnreadablePolicies(t *testing.T) {
 	}
 }
 
+func TestSwitchesComeBackAsTheyWere(t *testing.T) {
+	for name, sw := range map[string]policy.Switch{
+		"off":  {Name: policy.BypassRedis},
+		"full": {Name: policy.BypassRedis, On: true, Reason: "moved", ChangedAt: wall},
+	} {
+		value, err := layout.EncodeSwitch(sw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := hex.EncodeToString([]byte(value)); got != goldenSwitches[name] {
+			t.Errorf("%s is stored as\n%s, was\n%s", name, got, goldenSwitches[name])
+		}
+		if got, err := layout.DecodeSwitch(sw.Name, []byte(value)); err != nil || got != sw {
+			t.Errorf("%s, %v:\n got %+v\nwant %+v", name, err, got, sw)
+		}
+	}
+}
+
+// A switch that is on and not understood must stop a node: it could not obey it. One
+// that is off governs nothing.
+func TestUnreadableSwitches(t *testing.T) {
+	for what, c := range map[string]struct {
+		name string
+		m    *storagev1.Switch
+	}{
+		"a newer format": {policy.BypassRedis, &storagev1.Switch{Format: layout.Format + 1}},
+		"no format":      {policy.BypassRedis, &storagev1.Switch{On: true}},
+		"a newer switch": {"read-only", &storagev1.Switch{Format: layout.Format, On: true}},
+		"no name":        {"", &storagev1.Switch{Format: layout.Format, On: true}},
+	} {
+		b, err := proto.Marshal(c.m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sw, err := layout.DecodeSwitch(c.name, b); err == nil {
+			t.Errorf("%s was read as %+v", what, sw)
+		}
+	}
+	if sw, err := layout.DecodeSwitch(policy.BypassRedis, []byte("garbage")); err == nil {
+		t.Errorf("garbage was read as %+v", sw)
+	}
+	off, err := layout.EncodeSwitch(policy.Switch{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sw, err := layout.DecodeSwitch("read-only", []byte(off)); err != nil || sw.On {
+		t.Errorf("a newer switch that is off: %+v, %v", sw, err)
+	}
+}
+
 func TestMetaRoundTrips(t *testing.T) {
 	value, err := layout.EncodeTick(77)
 	if err != nil {

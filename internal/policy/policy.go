@@ -1,5 +1,6 @@
 // Package policy holds what a namespace declares of itself: how long claims and
-// answers last, what happens to a lapsed claim, what is required.
+// answers last, what happens to a lapsed claim, what is required; and the switches of
+// the whole cluster.
 //
 // A declared policy keeps only what was said; defaults are filled in when it is
 // used, so that a better default reaches those who never chose. A policy that
@@ -127,6 +128,9 @@ func (n Namespace) Claim() claim.Policy {
 		MaxAttempts:        p.MaxAttempts,
 		RequireFingerprint: p.RequireFingerprint,
 		MaxResultBytes:     p.MaxResultBytes,
+		CacheTTLMin:        *p.CacheTTLMin,
+		CacheTTLMax:        *p.CacheTTLMax,
+		ReplayWithoutEtcd:  p.WithoutEtcd == ReplayOnly,
 		Held:               n.Deleting,
 	}
 }

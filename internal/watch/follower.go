@@ -38,9 +38,11 @@ type Config struct {
 	// Client reads; WatchClient watches, and is one of its own so that nothing
 	// starves the watch. Nil is Client.
 	Client, WatchClient *clientv3.Client
-	// Default is the policy of namespaces that nobody declared.
-	Default claim.Policy
-	Log     *slog.Logger
+	// Default is the policy of namespaces that nobody declared, unless
+	// RefuseUndeclared.
+	Default          claim.Policy
+	RefuseUndeclared bool
+	Log              *slog.Logger
 	// Monotonic is the process's own clock; nil is the real one.
 	Monotonic func() time.Duration
 }
@@ -63,7 +65,9 @@ type Follower struct {
 	goal       int64         // the revision that the watch has to reach
 	goalSince  time.Duration
 	lastErr    error
+	watches    bool   // the watch was created and has not ended
 	restored   uint64 // how often etcd was seen to have gone back
+	belief     belief
 }
 
 // New makes a Follower; Run makes it follow.
@@ -148,6 +152,7 @@ func (f *Follower) listAndWatch(ctx context.Context) error {
 	patience := time.NewTimer(behindMost)
 	defer patience.Stop()
 	var watch clientv3.WatchChan
+	defer f.watching(false)
 	for {
 		select {
 		case <-ctx.Done():
@@ -159,12 +164,17 @@ func (f *Follower) listAndWatch(ctx context.Context) error {
 				return errNotCreated
 			}
 		case watch = <-created:
+			f.watching(true)
 		case resp, ok := <-watch:
 			if !ok {
 				return errClosed
 			}
 			if err := resp.Err(); err != nil {
 				return fmt.Errorf("watch: %w", err)
+			}
+			if resp.IsProgressNotify() { // all up to here has been brought
+				f.reached(resp.Header.Revision)
+				continue
 			}
 			f.apply(resp.Events)
 		}
@@ -179,6 +189,7 @@ func (f *Follower) list(ctx context.Context) (int64, error) {
 	case <-f.relist: // this list answers it
 	default:
 	}
+	sent := f.cfg.Monotonic()
 	resp, err := f.cfg.Client.Txn(ctx).Then(
 		clientv3.OpGet(layout.Meta, clientv3.WithPrefix()),
 		clientv3.OpGet(layout.Policies, clientv3.WithPrefix()),
@@ -194,6 +205,10 @@ func (f *Follower) list(ctx context.Context) (int64, error) {
 	}
 	revision := resp.Header.Revision
 	f.publish(newState().next(revision, events), true)
+	f.mu.Lock()
+	f.belief.asked(sent, revision)
+	f.belief.reached(revision)
+	f.mu.Unlock()
 	return revision, nil
 }
 
@@ -226,6 +241,7 @@ func (f *Follower) publish(next *state, listed bool) {
 	if old != nil && listed && (next.applied < old.applied || next.epoch == old.epoch && next.tick.Version < old.tick.Version) {
 		f.restored++
 		f.moved = false
+		f.belief.wentBack(next.epoch)
 		f.cfg.Log.Error("etcd went back: it was restored from a snapshot, or is another etcd",
 			"revision", next.applied, "seen", old.applied, "tick", next.tick.Version, "tick_seen", old.tick.Version)
 	}
@@ -247,7 +263,25 @@ func (f *Follower) publish(next *state, listed bool) {
 		f.goal = 0 // a list answers every goal
 	}
 	f.state = next
+	f.belief.reached(next.applied)
 	f.signal()
+}
+
+// reached takes note that the watch has brought all changes up to a revision.
+func (f *Follower) reached(revision int64) {
+	f.mu.Lock()
+	current := f.state
+	f.mu.Unlock()
+	if revision > current.applied {
+		f.publish(current.next(revision, nil), false)
+	}
+}
+
+// watching takes note of whether there is a watch that can be asked how far it is.
+func (f *Follower) watching(on bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.watches = on
 }
 
 // signal wakes all who wait for a change; f.mu is held.
@@ -263,6 +297,7 @@ func (f *Follower) probe(ctx context.Context) {
 	defer ticker.Stop()
 	for {
 		f.probeOnce(ctx)
+		f.askProgress(ctx)
 		select {
 		case <-ctx.Done():
 			return
@@ -301,11 +336,30 @@ func (f *Follower) probeOnce(ctx context.Context) {
 		f.askRelist() // etcd went back; the list will say so
 		return
 	}
+	f.belief.asked(sent, resp.Header.Revision)
+	f.belief.reached(f.state.applied)
 	if f.goal <= f.state.applied {
 		f.goal, f.goalSince = seen.Revision(), sent
 	} else if sent-f.goalSince >= behindMost {
 		f.cfg.Log.Warn("the watch is behind", "applied", f.state.applied, "seen", f.goal)
 		f.askRelist()
+	}
+}
+
+// askProgress has the watch tell how far it is: without it, silence and having
+// nothing to bring look alike.
+func (f *Follower) askProgress(ctx context.Context) {
+	f.mu.Lock()
+	on := f.watches
+	f.mu.Unlock()
+	if !on {
+		return
+	}
+	// The context's metadata names the stream: it must be as the watch's own.
+	call, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), probeTimeout)
+	defer cancel()
+	if err := f.cfg.WatchClient.RequestProgress(call); err != nil && ctx.Err() == nil {
+		f.cfg.Log.Debug("the watch was not asked how far it is", "cause", err)
 	}
 }
 

@@ -31,18 +31,23 @@ type state struct {
 	epoch     claim.ID
 	fenceBase int64
 	secret    []byte
+	// slots is shared by states between which no slot epoch has moved.
+	slots *[claim.Slots]int64
 	// declared holds the policies by etcd key; effective by name.
 	declared   map[string]policy.Namespace
 	effective  map[string]claim.Policy
 	nodes      map[string]Node
+	switches   map[string]policy.Switch // by name; those that were put
 	unreadable map[string]error
 }
 
 func newState() *state {
 	return &state{
+		slots:      new([claim.Slots]int64),
 		declared:   map[string]policy.Namespace{},
 		effective:  map[string]claim.Policy{},
 		nodes:      map[string]Node{},
+		switches:   map[string]policy.Switch{},
 		unreadable: map[string]error{},
 	}
 }
@@ -52,17 +57,26 @@ func (s *state) next(revision int64, changes []*mvccpb.Event) *state {
 	n := *s
 	n.applied = revision
 	n.unreadable = maps.Clone(s.unreadable)
-	policies, nodes := false, false
+	policies, nodes, slots, switches := false, false, false, false
 	for _, e := range changes {
 		key := string(e.Kv.Key)
 		policies = policies || strings.HasPrefix(key, layout.Policies)
 		nodes = nodes || strings.HasPrefix(key, layout.Nodes)
+		slots = slots || strings.HasPrefix(key, layout.SlotEpochs)
+		switches = switches || strings.HasPrefix(key, layout.Switches)
+	}
+	if slots {
+		copied := *s.slots
+		n.slots = &copied
 	}
 	if policies {
 		n.declared = maps.Clone(s.declared)
 	}
 	if nodes {
 		n.nodes = maps.Clone(s.nodes)
+	}
+	if switches {
+		n.switches = maps.Clone(s.switches)
 	}
 	for _, e := range changes {
 		key := string(e.Kv.Key)
@@ -74,6 +88,8 @@ func (s *state) next(revision int64, changes []*mvccpb.Event) *state {
 				delete(n.declared, key)
 			case strings.HasPrefix(key, layout.Nodes):
 				delete(n.nodes, key)
+			case strings.HasPrefix(key, layout.Switches):
+				delete(n.switches, strings.TrimPrefix(key, layout.Switches))
 			}
 			continue
 		}
@@ -110,6 +126,11 @@ func (s *state) put(key string, kv *mvccpb.KeyValue) error {
 			return err
 		}
 		s.secret = secret
+	case strings.HasPrefix(key, layout.SlotEpochs):
+		slot, ok := layout.SlotOf(key)
+		if ok { // else it governs nothing
+			s.slots[slot] = kv.ModRevision
+		}
 	case strings.HasPrefix(key, layout.Nodes):
 		n, err := layout.DecodeNode(kv.Value)
 		if err != nil {
@@ -118,6 +139,13 @@ func (s *state) put(key string, kv *mvccpb.KeyValue) error {
 			return nil //nolint:nilerr // see above
 		}
 		s.nodes[key] = Node{Node: n, registered: kv.CreateRevision}
+	case strings.HasPrefix(key, layout.Switches):
+		name := strings.TrimPrefix(key, layout.Switches)
+		sw, err := layout.DecodeSwitch(name, kv.Value)
+		if err != nil {
+			return err
+		}
+		s.switches[name] = sw
 	case strings.HasPrefix(key, layout.Policies):
 		ns, err := layout.DecodePolicy(kv.Value, kv.ModRevision)
 		if err != nil {
@@ -146,6 +174,18 @@ func (s *state) sortedNodes() []Node {
 		nodes[i].Ticks = i == 0
 	}
 	return nodes
+}
+
+// allSwitches returns the switches that this version obeys by name; one that was
+// never put is off.
+func (s *state) allSwitches() []policy.Switch {
+	var all []policy.Switch
+	for _, name := range policy.SwitchNames() {
+		sw := s.switches[name]
+		sw.Name = name
+		all = append(all, sw)
+	}
+	return all
 }
 
 // namespaces returns the declared namespaces by name.

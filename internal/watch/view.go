@@ -30,12 +30,18 @@ func (f *Follower) View() (claim.View, error) {
 		Guard:     s.guard,
 		GuardAge:  now - f.guardSeen,
 		Tick:      s.tick,
+		TickAge:   away,
 		Now:       s.tick.Now(away),
 		Epoch:     s.epoch,
 		FenceBase: s.fenceBase,
 		Sealer:    claim.NewSealer(s.secret),
 		Policies:  s.effective,
 		Default:   f.cfg.Default,
+
+		SlotEpochs:       s.slots,
+		Believed:         f.believed(now),
+		BypassRedis:      s.switches[policy.BypassRedis].On,
+		RefuseUndeclared: f.cfg.RefuseUndeclared,
 	}
 	if away <= claim.TickTakeover {
 		v.Generation = f.generation
@@ -96,6 +102,8 @@ type Status struct {
 	TickAge  time.Duration
 	Applied  int64
 	Restored uint64
+	// Believed: what is cached may be told.
+	Believed bool
 }
 
 // Status tells how far this node follows.
@@ -106,7 +114,7 @@ func (f *Follower) Status() Status {
 	if f.state == nil {
 		return Status{}
 	}
-	return Status{Applied: f.state.applied, TickAge: now - f.tickSeen, Restored: f.restored}
+	return Status{Applied: f.state.applied, TickAge: now - f.tickSeen, Restored: f.restored, Believed: f.believed(now)}
 }
 
 // Tick returns the newest tick and how long ago it was seen; its Version is 0
@@ -125,6 +133,14 @@ func (f *Follower) Tick() (tick claim.Tick, since time.Duration, changed <-chan 
 func (f *Follower) Namespaces() []policy.Namespace {
 	if s := f.current(); s != nil {
 		return s.namespaces()
+	}
+	return nil
+}
+
+// Switches returns all switches by name; one that was never put is off.
+func (f *Follower) Switches() []policy.Switch {
+	if s := f.current(); s != nil {
+		return s.allSwitches()
 	}
 	return nil
 }

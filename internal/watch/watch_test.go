@@ -93,6 +93,43 @@ func TestUnreadablePolicyIsNotServed(t *testing.T) {
 	}
 }
 
+// A switch holds from its revision on, in no state before; one that was never put is
+// off, and one that this version cannot obey stops the node until it is off or gone.
+func TestSwitchesInTheState(t *testing.T) {
+	at := func(revision int64, name string, m *storagev1.Switch) *mvccpb.Event {
+		return put(t, layout.SwitchOf(name), m, 1, revision)
+	}
+	old := base(t)
+	on := old.next(11, []*mvccpb.Event{at(11, policy.BypassRedis, &storagev1.Switch{Format: layout.Format, On: true, Reason: "r"})})
+	if all := on.allSwitches(); len(all) != 1 || all[0].Name != policy.BypassRedis || !all[0].On || all[0].Reason != "r" {
+		t.Errorf("put: %+v", all)
+	}
+	if all := old.allSwitches(); len(all) != 1 || all[0] != (policy.Switch{Name: policy.BypassRedis}) {
+		t.Errorf("never put: %+v", all)
+	}
+	off := on.next(12, []*mvccpb.Event{at(12, policy.BypassRedis, &storagev1.Switch{Format: layout.Format})})
+	gone := on.next(12, []*mvccpb.Event{{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte(layout.SwitchOf(policy.BypassRedis)), ModRevision: 12}}})
+	if off.allSwitches()[0].On || gone.allSwitches()[0].On || !on.allSwitches()[0].On {
+		t.Errorf("off %+v, gone %+v, before %+v", off.allSwitches(), gone.allSwitches(), on.allSwitches())
+	}
+	newer := on.next(12, []*mvccpb.Event{at(12, "read-only", &storagev1.Switch{Format: layout.Format, On: true})})
+	if got := claim.ReasonOf(newer.check()); got != claim.RecordUnreadable {
+		t.Errorf("a switch that this version does not have: %q", got)
+	}
+	if err := newer.next(13, []*mvccpb.Event{at(13, "read-only", &storagev1.Switch{Format: layout.Format})}).check(); err != nil {
+		t.Errorf("once it is off: %v", err)
+	}
+	f := New(Config{})
+	if all := f.Switches(); all != nil {
+		t.Errorf("before the first list: %+v", all)
+	}
+	f.publish(on, true)
+	f.apply([]*clientv3.Event{put(t, layout.Tick, &storagev1.Tick{TimeNs: 9}, 4, 13)})
+	if v, err := f.View(); err != nil || !v.BypassRedis {
+		t.Errorf("the view has it %v, %v", v.BypassRedis, err)
+	}
+}
+
 func TestWatchThatGoesBackInTimeIsIgnored(t *testing.T) {
 	f := New(Config{})
 	f.publish(base(t), true)

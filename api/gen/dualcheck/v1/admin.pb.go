@@ -1756,12 +1756,16 @@ func (x *Repair) GetNode() string {
 	return ""
 }
 
-// Switch is a cluster-wide lever.
+// Switch is a cluster-wide lever. There is:
+//
+//	bypass-redis  Redis is neither asked nor written.
 type Switch struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	On            bool                   `protobuf:"varint,2,opt,name=on,proto3" json:"on,omitempty"`
-	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	On    bool                   `protobuf:"varint,2,opt,name=on,proto3" json:"on,omitempty"`
+	// Why it was last put, on or off. 1-1,024 bytes.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// When it was last put; absent if it never was. Not read in PutSwitch.
 	ChangedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1870,8 +1874,9 @@ func (x *PutSwitchRequest) GetSwitch() *Switch {
 }
 
 type PutSwitchResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Switch        *Switch                `protobuf:"bytes,1,opt,name=switch,proto3" json:"switch,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The switch as it is stored.
+	Switch        *Switch `protobuf:"bytes,1,opt,name=switch,proto3" json:"switch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1994,8 +1999,9 @@ func (x *ListSwitchesResponse) GetSwitches() []*Switch {
 }
 
 type RaiseEpochRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why; kept in the log. 1-1,024 bytes.
+	Reason        string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2125,7 +2131,7 @@ type GetClusterResponse struct {
 	Node  string  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Nodes []*Node `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	Clock *Clock  `protobuf:"bytes,3,opt,name=clock,proto3" json:"clock,omitempty"`
-	// The guard's revision: moves with every change of policy.
+	// The guard's revision: moves with every change of policy, switch or epoch.
 	GuardRevision int64 `protobuf:"varint,4,opt,name=guard_revision,json=guardRevision,proto3" json:"guard_revision,omitempty"`
 	// The epoch, in hexadecimal, and what it adds to fences.
 	Epoch       string        `protobuf:"bytes,5,opt,name=epoch,proto3" json:"epoch,omitempty"`

@@ -39,8 +39,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AdminService is for operators: namespaces and their policy, records, the
-// cluster.
+// AdminService is for operators: namespaces and their policy, records, switches,
+// the cluster.
 type AdminServiceClient interface {
 	// PutNamespace declares a namespace or changes its policy. Every node obeys
 	// the new policy from the moment this answers: no write is ever made by half
@@ -79,11 +79,21 @@ type AdminServiceClient interface {
 	Calibrate(ctx context.Context, in *CalibrateRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CalibrateResponse], error)
 	// ListRepairs lists what calibration repaired. Not served yet: UNIMPLEMENTED.
 	ListRepairs(ctx context.Context, in *ListRepairsRequest, opts ...grpc.CallOption) (*ListRepairsResponse, error)
-	// PutSwitch turns a cluster-wide switch. Not served yet: UNIMPLEMENTED.
+	// PutSwitch turns a cluster-wide switch. It answers 3 s after the switch was
+	// stored, when no node can act by what was before. Unconditional: the last one
+	// counts.
+	//
+	// Errors: REQUEST_INVALID (no such switch, or no reason); STORE_UNAVAILABLE.
 	PutSwitch(ctx context.Context, in *PutSwitchRequest, opts ...grpc.CallOption) (*PutSwitchResponse, error)
-	// ListSwitches lists the switches. Not served yet: UNIMPLEMENTED.
+	// ListSwitches lists all switches by name, also those that were never put.
 	ListSwitches(ctx context.Context, in *ListSwitchesRequest, opts ...grpc.CallOption) (*ListSwitchesResponse, error)
-	// RaiseEpoch drops everything cached everywhere. Not served yet: UNIMPLEMENTED.
+	// RaiseEpoch drops everything cached everywhere; records stay as they are, and
+	// claims given before can be finished. Fences grow by 2^40. It answers 3 s after
+	// the epoch was stored, when no node can act by what was before. Once accepted it
+	// goes on though its caller hangs up; a repeat raises the epoch again, which only
+	// costs what was cached since.
+	//
+	// Errors: REQUEST_INVALID (no reason); STORE_UNAVAILABLE.
 	RaiseEpoch(ctx context.Context, in *RaiseEpochRequest, opts ...grpc.CallOption) (*RaiseEpochResponse, error)
 	// GetCluster shows the nodes, the clock, the guard and etcd's members.
 	GetCluster(ctx context.Context, in *GetClusterRequest, opts ...grpc.CallOption) (*GetClusterResponse, error)
@@ -252,8 +262,8 @@ func (c *adminServiceClient) ListAudit(ctx context.Context, in *ListAuditRequest
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
 //
-// AdminService is for operators: namespaces and their policy, records, the
-// cluster.
+// AdminService is for operators: namespaces and their policy, records, switches,
+// the cluster.
 type AdminServiceServer interface {
 	// PutNamespace declares a namespace or changes its policy. Every node obeys
 	// the new policy from the moment this answers: no write is ever made by half
@@ -292,11 +302,21 @@ type AdminServiceServer interface {
 	Calibrate(*CalibrateRequest, grpc.ServerStreamingServer[CalibrateResponse]) error
 	// ListRepairs lists what calibration repaired. Not served yet: UNIMPLEMENTED.
 	ListRepairs(context.Context, *ListRepairsRequest) (*ListRepairsResponse, error)
-	// PutSwitch turns a cluster-wide switch. Not served yet: UNIMPLEMENTED.
+	// PutSwitch turns a cluster-wide switch. It answers 3 s after the switch was
+	// stored, when no node can act by what was before. Unconditional: the last one
+	// counts.
+	//
+	// Errors: REQUEST_INVALID (no such switch, or no reason); STORE_UNAVAILABLE.
 	PutSwitch(context.Context, *PutSwitchRequest) (*PutSwitchResponse, error)
-	// ListSwitches lists the switches. Not served yet: UNIMPLEMENTED.
+	// ListSwitches lists all switches by name, also those that were never put.
 	ListSwitches(context.Context, *ListSwitchesRequest) (*ListSwitchesResponse, error)
-	// RaiseEpoch drops everything cached everywhere. Not served yet: UNIMPLEMENTED.
+	// RaiseEpoch drops everything cached everywhere; records stay as they are, and
+	// claims given before can be finished. Fences grow by 2^40. It answers 3 s after
+	// the epoch was stored, when no node can act by what was before. Once accepted it
+	// goes on though its caller hangs up; a repeat raises the epoch again, which only
+	// costs what was cached since.
+	//
+	// Errors: REQUEST_INVALID (no reason); STORE_UNAVAILABLE.
 	RaiseEpoch(context.Context, *RaiseEpochRequest) (*RaiseEpochResponse, error)
 	// GetCluster shows the nodes, the clock, the guard and etcd's members.
 	GetCluster(context.Context, *GetClusterRequest) (*GetClusterResponse, error)

@@ -706,6 +706,76 @@ func (x *Policy) GetDeleting() bool {
 	return false
 }
 
+// Switch is the value of a switch under /m/s/; its name is the rest of the key.
+type Switch struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1.
+	Format        uint32 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
+	On            bool   `protobuf:"varint,2,opt,name=on,proto3" json:"on,omitempty"`
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	ChangedWallNs int64  `protobuf:"fixed64,4,opt,name=changed_wall_ns,json=changedWallNs,proto3" json:"changed_wall_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Switch) Reset() {
+	*x = Switch{}
+	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Switch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Switch) ProtoMessage() {}
+
+func (x *Switch) ProtoReflect() protoreflect.Message {
+	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Switch.ProtoReflect.Descriptor instead.
+func (*Switch) Descriptor() ([]byte, []int) {
+	return file_dualcheck_storage_v1_storage_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Switch) GetFormat() uint32 {
+	if x != nil {
+		return x.Format
+	}
+	return 0
+}
+
+func (x *Switch) GetOn() bool {
+	if x != nil {
+		return x.On
+	}
+	return false
+}
+
+func (x *Switch) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Switch) GetChangedWallNs() int64 {
+	if x != nil {
+		return x.ChangedWallNs
+	}
+	return 0
+}
+
 // Tick is the value of /m/tick.
 type Tick struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -716,7 +786,7 @@ type Tick struct {
 
 func (x *Tick) Reset() {
 	*x = Tick{}
-	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[5]
+	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -728,7 +798,7 @@ func (x *Tick) String() string {
 func (*Tick) ProtoMessage() {}
 
 func (x *Tick) ProtoReflect() protoreflect.Message {
-	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[5]
+	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -741,7 +811,7 @@ func (x *Tick) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tick.ProtoReflect.Descriptor instead.
 func (*Tick) Descriptor() ([]byte, []int) {
-	return file_dualcheck_storage_v1_storage_proto_rawDescGZIP(), []int{5}
+	return file_dualcheck_storage_v1_storage_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Tick) GetTimeNs() int64 {
@@ -762,7 +832,7 @@ type Guard struct {
 
 func (x *Guard) Reset() {
 	*x = Guard{}
-	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[6]
+	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -774,7 +844,7 @@ func (x *Guard) String() string {
 func (*Guard) ProtoMessage() {}
 
 func (x *Guard) ProtoReflect() protoreflect.Message {
-	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[6]
+	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -787,7 +857,7 @@ func (x *Guard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guard.ProtoReflect.Descriptor instead.
 func (*Guard) Descriptor() ([]byte, []int) {
-	return file_dualcheck_storage_v1_storage_proto_rawDescGZIP(), []int{6}
+	return file_dualcheck_storage_v1_storage_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Guard) GetCause() string {
@@ -810,7 +880,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[7]
+	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +892,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[7]
+	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +905,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_dualcheck_storage_v1_storage_proto_rawDescGZIP(), []int{7}
+	return file_dualcheck_storage_v1_storage_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Epoch) GetId() []byte {
@@ -863,7 +933,7 @@ type Secret struct {
 
 func (x *Secret) Reset() {
 	*x = Secret{}
-	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[8]
+	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -875,7 +945,7 @@ func (x *Secret) String() string {
 func (*Secret) ProtoMessage() {}
 
 func (x *Secret) ProtoReflect() protoreflect.Message {
-	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[8]
+	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -888,7 +958,7 @@ func (x *Secret) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Secret.ProtoReflect.Descriptor instead.
 func (*Secret) Descriptor() ([]byte, []int) {
-	return file_dualcheck_storage_v1_storage_proto_rawDescGZIP(), []int{8}
+	return file_dualcheck_storage_v1_storage_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Secret) GetKey() []byte {
@@ -911,7 +981,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[9]
+	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -923,7 +993,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[9]
+	mi := &file_dualcheck_storage_v1_storage_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -936,7 +1006,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_dualcheck_storage_v1_storage_proto_rawDescGZIP(), []int{9}
+	return file_dualcheck_storage_v1_storage_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Node) GetId() string {
@@ -1052,7 +1122,12 @@ const file_dualcheck_storage_v1_storage_proto_rawDesc = "" +
 	"\x10cache_ttl_min_ns\x18\f \x01(\x04R\rcacheTtlMinNs\x12'\n" +
 	"\x10cache_ttl_max_ns\x18\r \x01(\x04R\rcacheTtlMaxNs\x12!\n" +
 	"\fwithout_etcd\x18\x0e \x01(\rR\vwithoutEtcd\x12\x1a\n" +
-	"\bdeleting\x18\x0f \x01(\bR\bdeleting\"\x1f\n" +
+	"\bdeleting\x18\x0f \x01(\bR\bdeleting\"p\n" +
+	"\x06Switch\x12\x16\n" +
+	"\x06format\x18\x01 \x01(\rR\x06format\x12\x0e\n" +
+	"\x02on\x18\x02 \x01(\bR\x02on\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12&\n" +
+	"\x0fchanged_wall_ns\x18\x04 \x01(\x10R\rchangedWallNs\"\x1f\n" +
 	"\x04Tick\x12\x17\n" +
 	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\"\x1d\n" +
 	"\x05Guard\x12\x14\n" +
@@ -1081,29 +1156,30 @@ func file_dualcheck_storage_v1_storage_proto_rawDescGZIP() []byte {
 	return file_dualcheck_storage_v1_storage_proto_rawDescData
 }
 
-var file_dualcheck_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_dualcheck_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_dualcheck_storage_v1_storage_proto_goTypes = []any{
 	(*Record)(nil),    // 0: dualcheck.storage.v1.Record
 	(*Result)(nil),    // 1: dualcheck.storage.v1.Result
 	(*Failure)(nil),   // 2: dualcheck.storage.v1.Failure
 	(*Forgotten)(nil), // 3: dualcheck.storage.v1.Forgotten
 	(*Policy)(nil),    // 4: dualcheck.storage.v1.Policy
-	(*Tick)(nil),      // 5: dualcheck.storage.v1.Tick
-	(*Guard)(nil),     // 6: dualcheck.storage.v1.Guard
-	(*Epoch)(nil),     // 7: dualcheck.storage.v1.Epoch
-	(*Secret)(nil),    // 8: dualcheck.storage.v1.Secret
-	(*Node)(nil),      // 9: dualcheck.storage.v1.Node
-	nil,               // 10: dualcheck.storage.v1.Record.LabelsEntry
-	nil,               // 11: dualcheck.storage.v1.Result.MetadataEntry
-	(*anypb.Any)(nil), // 12: google.protobuf.Any
+	(*Switch)(nil),    // 5: dualcheck.storage.v1.Switch
+	(*Tick)(nil),      // 6: dualcheck.storage.v1.Tick
+	(*Guard)(nil),     // 7: dualcheck.storage.v1.Guard
+	(*Epoch)(nil),     // 8: dualcheck.storage.v1.Epoch
+	(*Secret)(nil),    // 9: dualcheck.storage.v1.Secret
+	(*Node)(nil),      // 10: dualcheck.storage.v1.Node
+	nil,               // 11: dualcheck.storage.v1.Record.LabelsEntry
+	nil,               // 12: dualcheck.storage.v1.Result.MetadataEntry
+	(*anypb.Any)(nil), // 13: google.protobuf.Any
 }
 var file_dualcheck_storage_v1_storage_proto_depIdxs = []int32{
 	1,  // 0: dualcheck.storage.v1.Record.result:type_name -> dualcheck.storage.v1.Result
 	2,  // 1: dualcheck.storage.v1.Record.failure:type_name -> dualcheck.storage.v1.Failure
-	10, // 2: dualcheck.storage.v1.Record.labels:type_name -> dualcheck.storage.v1.Record.LabelsEntry
+	11, // 2: dualcheck.storage.v1.Record.labels:type_name -> dualcheck.storage.v1.Record.LabelsEntry
 	3,  // 3: dualcheck.storage.v1.Record.forgotten:type_name -> dualcheck.storage.v1.Forgotten
-	11, // 4: dualcheck.storage.v1.Result.metadata:type_name -> dualcheck.storage.v1.Result.MetadataEntry
-	12, // 5: dualcheck.storage.v1.Failure.details:type_name -> google.protobuf.Any
+	12, // 4: dualcheck.storage.v1.Result.metadata:type_name -> dualcheck.storage.v1.Result.MetadataEntry
+	13, // 5: dualcheck.storage.v1.Failure.details:type_name -> google.protobuf.Any
 	6,  // [6:6] is the sub-list for method output_type
 	6,  // [6:6] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
@@ -1122,7 +1198,7 @@ func file_dualcheck_storage_v1_storage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dualcheck_storage_v1_storage_proto_rawDesc), len(file_dualcheck_storage_v1_storage_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
