@@ -22,7 +22,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 .PHONY: run
-run: build ## build, then run everything from nothing: etcd, the server, an example to paste
+run: build redis-if-possible ## build, then run everything from nothing: etcd, the server, an example to paste
 	exec ./dist/dualcheck dev $(ARGS)
 
 .PHONY: build
@@ -30,7 +30,7 @@ build: go-toolchain ## build dist/dualcheck
 	go build -trimpath -ldflags '$(LDFLAGS)' -o dist/dualcheck ./cmd/dualcheck
 
 .PHONY: test
-test: go-toolchain c-compiler ## all tests, under the race detector
+test: go-toolchain c-compiler redis-server ## all tests, under the race detector
 	go test -race -timeout 15m ./...
 
 .PHONY: check
@@ -94,6 +94,18 @@ c-compiler:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev; \
 	else echo 'the race detector needs a C compiler: apt-get install gcc libc6-dev'; exit 1; fi
+
+# Tests need a real redis-server, 7.0 or later; `make run` only runs better with one.
+redis_install = if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends redis-server; else false; fi
+
+.PHONY: redis-server
+redis-server:
+	@command -v redis-server >/dev/null && exit 0; $(redis_install) || { echo 'the tests need redis-server: apt-get install redis-server'; exit 1; }
+
+.PHONY: redis-if-possible
+redis-if-possible:
+	@command -v redis-server >/dev/null && exit 0; { $(redis_install); } >/dev/null 2>&1 || true
 
 # Tools are pinned in modules of their own and built into .cache/bin; a stamp
 # per module keeps them up to date.

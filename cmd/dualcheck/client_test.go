@@ -236,7 +236,7 @@ func TestACallThatTakesTooLongSaysThatItMayBeRepeated(t *testing.T) {
 		return ctx.Err()
 	}}
 	_, addr := startFake(t, service)
-	command(t, "", "get", "n", "a", "--addr", addr, "--timeout", "50ms").complains(t, exitUnavailable, "no answer within 50ms; the same call may be repeated")
+	command(t, "", "get", "n", "a", "--addr", addr, "--timeout", "50ms").complains(t, exitUnavailable, "no answer within ", "ms; the same call may be repeated")
 }
 
 func TestNoServerSaysWhereItWasLookedFor(t *testing.T) {

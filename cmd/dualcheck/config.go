@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"os"
 	"reflect"
 	"slices"
@@ -19,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/dualcheck/dualcheck/internal/rediscache"
 	"github.com/dualcheck/dualcheck/internal/telemetry"
 )
 
@@ -47,6 +50,22 @@ type settings struct {
 	EtcdKeyFile      string   `koanf:"etcd-key-file"`
 	EtcdServerName   string   `koanf:"etcd-server-name"`
 
+	RedisMode                 string   `koanf:"redis-mode"`
+	RedisAddrs                []string `koanf:"redis-addrs"`
+	RedisMasterName           string   `koanf:"redis-master-name"`
+	RedisUser                 string   `koanf:"redis-user"`
+	RedisPassword             string   `koanf:"redis-password"`
+	RedisPasswordFile         string   `koanf:"redis-password-file"`
+	RedisSentinelUser         string   `koanf:"redis-sentinel-user"`
+	RedisSentinelPassword     string   `koanf:"redis-sentinel-password"`
+	RedisSentinelPasswordFile string   `koanf:"redis-sentinel-password-file"`
+	RedisTLS                  bool     `koanf:"redis-tls"`
+	RedisCAFile               string   `koanf:"redis-ca-file"`
+	RedisCertFile             string   `koanf:"redis-cert-file"`
+	RedisKeyFile              string   `koanf:"redis-key-file"`
+	RedisServerName           string   `koanf:"redis-server-name"`
+	RedisPoolSize             int      `koanf:"redis-pool-size"`
+
 	TLSCertFile string `koanf:"tls-cert-file"`
 	TLSKeyFile  string `koanf:"tls-key-file"`
 
@@ -60,6 +79,9 @@ type settings struct {
 	MaxConnectionAge time.Duration `koanf:"max-connection-age"`
 	PreDrainDelay    time.Duration `koanf:"pre-drain-delay"`
 	DrainTimeout     time.Duration `koanf:"drain-timeout"`
+
+	// redisDial reaches the Redis that dev runs, which may move.
+	redisDial func(ctx context.Context) (net.Conn, error)
 }
 
 // defaultSettings are what a server is run with if nothing is said.
@@ -67,6 +89,9 @@ func defaultSettings() settings {
 	return settings{
 		GRPCAddr:         ":7070",
 		HTTPAddr:         ":7071",
+		RedisMode:        string(rediscache.Standalone),
+		RedisAddrs:       []string{},
+		RedisPoolSize:    rediscache.DefaultPoolSize,
 		LogFormat:        string(telemetry.LogText),
 		LogLevel:         "info",
 		Reflection:       true,
@@ -78,7 +103,7 @@ func defaultSettings() settings {
 
 // secretSettings cannot be flags, because everyone on a machine sees those, and are
 // never printed.
-var secretSettings = []string{"etcd-password"}
+var secretSettings = []string{"etcd-password", "redis-password", "redis-sentinel-password"}
 
 // settingsFlags gives a command a flag for every setting.
 func settingsFlags(cmd *cobra.Command) {
@@ -97,6 +122,20 @@ func settingsFlags(cmd *cobra.Command) {
 	f.String("etcd-cert-file", d.EtcdCertFile, "show etcd this certificate (PEM)")
 	f.String("etcd-key-file", d.EtcdKeyFile, "that certificate's key (PEM)")
 	f.String("etcd-server-name", d.EtcdServerName, "the name that etcd's certificate must have (default: the endpoint's host)")
+	f.String("redis-mode", d.RedisMode, "how Redis is run: standalone, sentinel or cluster")
+	f.StringSlice("redis-addrs", d.RedisAddrs, "Redis's address, the sentinels', or some of the cluster's; host:port, separated by commas; none: etcd answers everything")
+	f.String("redis-master-name", d.RedisMasterName, "what the sentinels call the master")
+	f.String("redis-user", d.RedisUser, "user name in Redis (ACL)")
+	f.String("redis-password-file", d.RedisPasswordFile, "file with that user's password (or "+envPrefix+"REDIS_PASSWORD)")
+	f.String("redis-sentinel-user", d.RedisSentinelUser, "user name at the sentinels")
+	f.String("redis-sentinel-password-file", d.RedisSentinelPasswordFile, "file with that user's password (or "+envPrefix+"REDIS_SENTINEL_PASSWORD)")
+	f.Bool("redis-tls", d.RedisTLS, "reach Redis, and the sentinels, over TLS")
+	f.String("redis-ca-file", d.RedisCAFile, "trust the authorities in this PEM file alone for Redis; implies TLS")
+	f.String("redis-cert-file", d.RedisCertFile, "show Redis this certificate (PEM)")
+	f.String("redis-key-file", d.RedisKeyFile, "that certificate's key (PEM)")
+	f.String("redis-server-name", d.RedisServerName, "the name that Redis's certificate must have (default: the address's host)")
+	f.Int("redis-pool-size", d.RedisPoolSize, "connections to each Redis server at most")
+	completeWith(cmd, "redis-mode", redisModes...)
 	f.String("tls-cert-file", d.TLSCertFile, "serve both ports with this certificate (PEM); read again when it changes")
 	f.String("tls-key-file", d.TLSKeyFile, "that certificate's key (PEM)")
 	logFlags(cmd, &d)
@@ -106,7 +145,7 @@ func settingsFlags(cmd *cobra.Command) {
 	f.Duration("max-connection-age", d.MaxConnectionAge, "have gRPC clients connect anew this often, so that load spreads; 0: never")
 	f.Duration("pre-drain-delay", d.PreDrainDelay, "go on serving for so long after health says no, while load balancers notice")
 	f.Duration("drain-timeout", d.DrainTimeout, "cut off what has not ended so long after a stop was asked for")
-	for _, name := range []string{"etcd-password-file", "etcd-ca-file", "etcd-cert-file", "etcd-key-file", "tls-cert-file", "tls-key-file"} {
+	for _, name := range []string{"etcd-password-file", "etcd-ca-file", "etcd-cert-file", "etcd-key-file", "redis-password-file", "redis-sentinel-password-file", "redis-ca-file", "redis-cert-file", "redis-key-file", "tls-cert-file", "tls-key-file"} {
 		fileFlag(cmd, name)
 	}
 }
@@ -125,7 +164,9 @@ func logFlags(cmd *cobra.Command, s *settings) {
 func settingNames() []string {
 	var names []string
 	for f := range reflect.TypeFor[settings]().Fields() {
-		names = append(names, f.Tag.Get("koanf"))
+		if f.IsExported() {
+			names = append(names, f.Tag.Get("koanf"))
+		}
 	}
 	return names
 }
@@ -361,12 +402,18 @@ func distance(a, b string) int {
 
 // password is etcd's, from where the settings say.
 func (s settings) password() (string, error) {
-	if s.EtcdPasswordFile == "" {
-		return s.EtcdPassword, nil
+	return passwordOf(s.EtcdPassword, "etcd-password-file", s.EtcdPasswordFile)
+}
+
+// passwordOf is a password as it was given, or as it is in a file, whose setting is
+// named.
+func passwordOf(given, name, path string) (string, error) {
+	if path == "" {
+		return given, nil
 	}
-	b, err := os.ReadFile(s.EtcdPasswordFile)
+	b, err := os.ReadFile(path)
 	if err != nil {
-		return "", fmt.Errorf("etcd-password-file: %w", err)
+		return "", fmt.Errorf("%s: %w", name, err)
 	}
 	return strings.TrimRight(string(b), "\r\n"), nil
 }
@@ -414,6 +461,9 @@ func checkConfig(cmd *cobra.Command) error {
 func (l *loaded) print(w io.Writer) error {
 	v := reflect.ValueOf(l.settings)
 	for i, f := range slices.Collect(reflect.TypeFor[settings]().Fields()) {
+		if !f.IsExported() {
+			continue
+		}
 		name := f.Tag.Get("koanf")
 		value := v.Field(i).Interface()
 		if d, ok := value.(time.Duration); ok {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,6 +117,17 @@ func TestSettingsThatAreRefused(t *testing.T) {
 		"etcd's certificate alone":   {flags: []string{ok, "--etcd-key-file=c"}, says: "etcd-cert-file and etcd-key-file go together"},
 		"a user alone":               {flags: []string{ok, "--etcd-user=u"}, says: "etcd-user and its password go together"},
 		"two passwords":              {env: []string{"DUALCHECK_ETCD_PASSWORD=x"}, flags: []string{ok, "--etcd-user=u", "--etcd-password-file=f"}, says: "exclude each other"},
+		"Redis without an address":   {flags: []string{ok, "--redis-mode=cluster"}, says: "redis-mode is without effect: redis-addrs says no address (redis-mode: the flags, redis-addrs: default)"},
+		"a mode of Redis":            {flags: []string{ok, "--redis-addrs=r:1", "--redis-mode=ring"}, says: `redis-mode "ring" is none of standalone, sentinel and cluster`},
+		"two standalone Redis":       {flags: []string{ok, "--redis-addrs=r:1,s:1"}, says: "a standalone Redis has one address, not 2"},
+		"sentinels of nobody":        {flags: []string{ok, "--redis-addrs=r:1", "--redis-mode=sentinel"}, says: "needs redis-master-name"},
+		"a master of no sentinel":    {flags: []string{ok, "--redis-addrs=r:1", "--redis-master-name=m"}, says: "redis-master-name is for redis-mode sentinel, not standalone"},
+		"a password in an address":   {flags: []string{ok, "--redis-addrs=redis://:hush@r:1"}, says: "an address in redis-addrs has more than host:port: use redis-user and redis-password-file"},
+		"Redis without a port":       {flags: []string{ok, "--redis-addrs=r"}, says: `redis-addrs: "r" is no host:port`},
+		"two passwords of Redis":     {env: []string{"DUALCHECK_REDIS_PASSWORD=x"}, flags: []string{ok, "--redis-addrs=r:1", "--redis-password-file=f"}, says: "exclude each other"},
+		"a user of Redis alone":      {flags: []string{ok, "--redis-addrs=r:1", "--redis-user=u"}, says: "redis-user needs its password"},
+		"Redis's certificate alone":  {flags: []string{ok, "--redis-addrs=r:1", "--redis-cert-file=c"}, says: "redis-cert-file and redis-key-file go together"},
+		"no connection to Redis":     {flags: []string{ok, "--redis-addrs=r:1", "--redis-pool-size=0"}, says: "redis-pool-size is 1 or more, not 0"},
 		"a log level":                {flags: []string{ok, "--log-level=loud"}, says: `log level "loud"`},
 		"a log format":               {flags: []string{ok, "--log-format=xml"}, says: `log format "xml"`},
 		"a negative duration":        {flags: []string{ok, "--max-connection-age=-1s"}, says: "max-connection-age is 0 or more"},
@@ -190,7 +202,7 @@ func TestEverySettingHasAFlagUnlessItIsSecret(t *testing.T) {
 	cmd := &cobra.Command{Use: "serve"}
 	settingsFlags(cmd)
 	for _, name := range settingNames() {
-		secret := name == secretSettings[0]
+		secret := slices.Contains(secretSettings, name)
 		if has := cmd.Flags().Lookup(name) != nil; has == secret {
 			t.Errorf("%s: flag %v", name, has)
 		}

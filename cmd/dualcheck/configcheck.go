@@ -66,6 +66,7 @@ func (l *loaded) check() {
 	if hasPassword := l.EtcdPassword != "" || l.EtcdPasswordFile != ""; hasPassword != (l.EtcdUser != "") {
 		l.mistake(append(passwords, "etcd-user"), "etcd-user and its password go together")
 	}
+	l.checkRedis()
 	if (l.TLSCertFile == "") != (l.TLSKeyFile == "") {
 		l.mistake([]string{"tls-cert-file", "tls-key-file"}, "tls-cert-file and tls-key-file go together")
 	}
@@ -104,6 +105,7 @@ func (l *loaded) checkFiles() {
 			l.mistake(of("etcd-ca-file", "etcd-cert-file", "etcd-key-file"), "%v", err)
 		}
 	}
+	l.checkRedisFiles()
 	if (l.TLSCertFile == "") == (l.TLSKeyFile == "") {
 		if _, err := l.ownTLS(slog.New(slog.DiscardHandler)); err != nil {
 			l.mistake(of("tls-cert-file", "tls-key-file"), "%v", err)

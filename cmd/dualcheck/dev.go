@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 
+	"github.com/dualcheck/dualcheck/internal/childredis"
 	"github.com/dualcheck/dualcheck/internal/embedetcd"
 	"github.com/dualcheck/dualcheck/internal/telemetry"
 )
@@ -25,13 +26,13 @@ func newDevCommand() *cobra.Command {
 	// One name for all starts: the clock need not wait for one that was killed.
 	s.NodeID = "dev"
 	s.MaxConnectionAge, s.DrainTimeout = 0, 15*time.Second
-	stateDir := ""
+	stateDir, withRedis := "", true
 	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run everything on this machine, from nothing",
-		Long: `Runs a whole dualcheck in one process, its etcd included. What it keeps is in
---state-dir and is there again at the next start, also after a crash. Once it
-can serve, ` + devFile + ` in that directory says where.
+		Long: `Runs a whole dualcheck: etcd within its process, and a redis-server as its child
+if one is installed. What etcd keeps is in --state-dir and is there again at the
+next start, also after a crash; Redis starts empty. Once it can serve, ` + devFile + ` in that directory says where.
 
 It logs warnings and, whatever the level, what operators did: namespaces put and
 deleted, records resolved and forgotten, and why.
@@ -45,13 +46,14 @@ Its flags are all its settings: it reads no DUALCHECK_* variables.`,
 			if err != nil {
 				return usageErrorf("%w", err)
 			}
-			return runDev(cmd.Context(), s, stateDir, log, cmd.ErrOrStderr())
+			return runDev(cmd.Context(), s, stateDir, withRedis, log, cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&stateDir, "state-dir", ".dualcheck", "where everything is kept")
 	f.StringVar(&s.GRPCAddr, "grpc-addr", s.GRPCAddr, "where gRPC listens; port 0 takes a free one")
 	f.StringVar(&s.HTTPAddr, "http-addr", s.HTTPAddr, "where JSON, health and metrics listen; port 0 takes a free one")
+	f.BoolVar(&withRedis, "redis", true, "run a redis-server too, if one is installed; without it everything is as right, and slower")
 	f.StringVar(&s.DebugAddr, "debug-addr", "", "where pprof listens; empty: nowhere")
 	s.LogLevel = "warn"
 	logFlags(cmd, &s)
@@ -69,8 +71,8 @@ type devAddrs struct {
 	Redis string `json:"redis"`
 }
 
-// runDev runs a server and its etcd on one directory until ctx ends.
-func runDev(ctx context.Context, s settings, stateDir string, log *slog.Logger, talk io.Writer) error {
+// runDev runs a server, its etcd and its Redis on one directory until ctx ends.
+func runDev(ctx context.Context, s settings, stateDir string, withRedis bool, log *slog.Logger, talk io.Writer) error {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return fmt.Errorf("--state-dir: %w", err)
 	}
@@ -103,6 +105,20 @@ func runDev(ctx context.Context, s settings, stateDir string, log *slog.Logger, 
 	defer etcd.Close()
 	addrs.Etcd = etcd.Endpoint()
 	s.EtcdEndpoints = []string{etcd.Endpoint()}
+	if withRedis {
+		switch redis, err := childredis.Start(ctx, filepath.Join(stateDir, "redis"), log.With("part", "redis")); {
+		case err == nil:
+			defer redis.Close()
+			addrs.Redis = redis.Addr()
+			s.RedisAddrs, s.redisDial = []string{redis.Addr()}, redis.Dial
+		case ctx.Err() == nil:
+			hint := ""
+			if errors.Is(err, childredis.ErrNotInstalled) {
+				hint = " (Debian: apt-get install redis-server)"
+			}
+			fmt.Fprintf(talk, "dualcheck runs without Redis, which is correct and slower: %v%s\n", err, hint)
+		}
+	}
 	ready := func() error {
 		if err := writeAtomically(file, addrs); err != nil {
 			return err
@@ -127,14 +143,18 @@ func devHello(stateDir string, at devAddrs) string {
 	if at.GRPC != defaultAddr {
 		addr = " --addr " + at.GRPC
 	}
-	return fmt.Sprintf(`dualcheck is ready: gRPC %[1]s, JSON http://%[2]s, etcd %[3]s; kept in %[4]s
+	redis := ""
+	if at.Redis != "" {
+		redis = ", Redis " + at.Redis
+	}
+	return fmt.Sprintf(`dualcheck is ready: gRPC %[1]s, JSON http://%[2]s, etcd %[3]s%[7]s; kept in %[4]s
 
   %[6]s begin demo order-1%[5]s
   curl -s http://%[2]s/v1/dedup:begin -d '{"namespace": "demo", "key": "order-2"}'
   grpcurl -plaintext -d '{"namespace": "demo", "key": "order-3"}' %[1]s dualcheck.v1.DedupService/Begin
 
 The first of each key is FIRST, with a claim; the next is IN_PROGRESS. Ctrl-C stops it.
-`, at.GRPC, at.HTTP, at.Etcd, stateDir, addr, program())
+`, at.GRPC, at.HTTP, at.Etcd, stateDir, addr, program(), redis)
 }
 
 // stateLock keeps a second dev off the directory; the system gives it back if the

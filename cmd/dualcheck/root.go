@@ -43,7 +43,7 @@ in progress, or what came of it.`,
 		root.AddCommand(cmd)
 	}
 	for _, cmd := range []*cobra.Command{
-		newRecordsCommand(), newResolveCommand(), newForgetCommand(), newNamespaceCommand(), newClusterCommand(),
+		newRecordsCommand(), newResolveCommand(), newForgetCommand(), newNamespaceCommand(), newSwitchCommand(), newEpochCommand(), newClusterCommand(),
 	} {
 		cmd.GroupID = "operate"
 		root.AddCommand(cmd)

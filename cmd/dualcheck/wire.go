@@ -212,15 +212,29 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 	}
 	claims, watching, keeping := clients[0], clients[1], clients[2]
 
-	follower := watch.New(watch.Config{Client: watching, Default: policy.Namespace{}.Claim(), Log: log})
-	store := etcdtxn.New(etcdtxn.Config{Client: claims, View: follower, Log: log, Observe: metrics, RefuseUndeclared: s.RequireDeclared})
+	follower := watch.New(watch.Config{Client: watching, Default: policy.Namespace{}.Claim(), RefuseUndeclared: s.RequireDeclared, Log: log})
+	cache, err := s.redisCache(follower, log, metrics)
+	if err != nil {
+		return err
+	}
+	deciding := etcdtxn.Config{Client: claims, View: follower, Log: log, Observe: metrics}
+	if cache != nil {
+		deciding.Cache = cache
+	}
+	store := etcdtxn.New(deciding)
+	front, degraded := claim.Store(store), (func() error)(nil)
+	if cache != nil {
+		front, degraded = cache.Front(store), cache.Degraded
+	}
 	keeper := etcdtxn.NewKeeper(etcdtxn.KeeperConfig{
 		Client: keeping, Follower: follower, Log: log,
 		Node: layout.Node{ID: s.NodeID, Version: b.Version, GRPCAddr: s.AdvertiseAddr, StartedAt: time.Now()},
 	})
 	serving, err := server.New(server.Config{
-		Store:            store,
+		Store:            front,
+		Redis:            degraded,
 		Namespaces:       declared{follower, store},
+		Levers:           declared{follower, store},
 		Cluster:          clusterView{s.NodeID, follower, keeping},
 		Ready:            follower.Ready,
 		Metrics:          metrics,
@@ -286,6 +300,9 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 				log.Warn("finishes that were under way were abandoned: their callers repeat them", telemetry.FieldError, err)
 			}
 		})
+	if cache != nil {
+		actor(&group, cache.Run) // sends what the last finishes left
+	}
 	actor(&group, func(c context.Context) error { // make etcd ready, then keep
 		if err := prepare(c, keeping, log); err != nil || c.Err() != nil {
 			return err
@@ -388,7 +405,8 @@ func isUnavailable(err error) bool {
 	return claim.ReasonOf(err) == claim.StoreUnavailable || errors.Is(err, context.DeadlineExceeded)
 }
 
-// declared are the namespaces, read from the follower and changed in the store.
+// declared is what operators say, read from the follower and changed in the store:
+// the namespaces, and the levers of the cluster.
 type declared struct {
 	follower *watch.Follower
 	store    *etcdtxn.Store
@@ -407,6 +425,21 @@ func (d declared) Put(ctx context.Context, n policy.Namespace) (policy.Namespace
 
 func (d declared) Delete(ctx context.Context, name string, force bool) (int64, error) {
 	return d.store.DeleteNamespace(ctx, name, force)
+}
+
+func (d declared) Switches() ([]policy.Switch, error) {
+	if _, err := d.follower.View(); err != nil {
+		return nil, err
+	}
+	return d.follower.Switches(), nil
+}
+
+func (d declared) PutSwitch(ctx context.Context, sw policy.Switch) (policy.Switch, error) {
+	return d.store.PutSwitch(ctx, sw)
+}
+
+func (d declared) RaiseEpoch(ctx context.Context, reason string) (claim.ID, error) {
+	return d.store.RaiseEpoch(ctx, reason)
 }
 
 // clusterView is what this node knows of the cluster.

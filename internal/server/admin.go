@@ -72,15 +72,20 @@ type admin struct {
 	dualcheckv1.UnimplementedAdminServiceServer
 	store      claim.Store
 	namespaces Namespaces
+	levers     Levers
 	cluster    Cluster
 	log        *slog.Logger
 	plainKeys  bool
 }
 
-// act logs what an operator did; err is how it ended.
+// act logs what an operator did, to a namespace unless it is ""; err is how it ended.
 func (a *admin) act(ctx context.Context, act, namespace string, err error, more ...slog.Attr) {
 	level := slog.LevelInfo
-	fields := append([]slog.Attr{slog.String(telemetry.FieldAct, act), slog.String(telemetry.FieldNamespace, namespace)}, more...)
+	fields := []slog.Attr{slog.String(telemetry.FieldAct, act)}
+	if namespace != "" {
+		fields = append(fields, slog.String(telemetry.FieldNamespace, namespace))
+	}
+	fields = append(fields, more...)
 	if err != nil {
 		level = slog.LevelWarn
 		fields = append(fields, slog.Any(telemetry.FieldError, err))

@@ -128,6 +128,7 @@ func beginResponse(a *claim.Answer, wall time.Time) *dualcheckv1.BeginResponse {
 		Record:    recordMessage(a.Record, a.Now, wall),
 		Source:    dualcheckv1.Source(a.Source),
 		Revision:  a.Revision,
+		Stale:     a.Stale,
 		Enforced:  true,
 		Detail:    a.Detail,
 	}

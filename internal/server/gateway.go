@@ -82,6 +82,9 @@ func (s *Server) outermost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-store")
+		if part := s.degraded(); part != "" {
+			w.Header().Set(degradedHeader, part)
+		}
 		if id := r.Header.Get("X-Request-Id"); id != "" && len(id) <= 128 {
 			w.Header().Set("X-Request-Id", id)
 		}
@@ -221,12 +224,21 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 			code, said = http.StatusServiceUnavailable, fmt.Sprintf("%s: %v\n", c.name, c.err)
 		}
 	}
+	verdict := "ready"
+	if code != http.StatusOK {
+		verdict = "not ready"
+	}
+	switch {
+	case s.cfg.Redis == nil:
+		verbose.WriteString("[ ] redis: this node has none, etcd answers everything\n")
+	case s.cfg.Redis() == nil:
+		verbose.WriteString("[+] redis ok\n")
+	default: // no reason not to serve
+		fmt.Fprintf(&verbose, "[!] redis: %v\n", s.cfg.Redis())
+		verdict += " degraded=redis"
+	}
 	if r.URL.Query().Has("verbose") {
-		verdict := "ready\n"
-		if code != http.StatusOK {
-			verdict = "not ready\n"
-		}
-		said = verbose.String() + verdict
+		said = verbose.String() + verdict + "\n"
 	}
 	text(w, code, said)
 }

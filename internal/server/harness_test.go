@@ -168,11 +168,53 @@ func (memCluster) Standing(context.Context) Standing {
 	}
 }
 
+// memLevers are the switches and the epoch of one node.
+type memLevers struct {
+	mu       sync.Mutex
+	switches map[string]policy.Switch
+	raised   []string // the reasons
+	err      error
+}
+
+func (l *memLevers) Switches() ([]policy.Switch, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []policy.Switch
+	for _, name := range policy.SwitchNames() {
+		sw := l.switches[name]
+		sw.Name = name
+		all = append(all, sw)
+	}
+	return all, l.err
+}
+
+func (l *memLevers) PutSwitch(_ context.Context, sw policy.Switch) (policy.Switch, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return policy.Switch{}, l.err
+	}
+	sw.ChangedAt = time.Unix(1, 0)
+	l.switches[sw.Name] = sw
+	return sw, nil
+}
+
+func (l *memLevers) RaiseEpoch(_ context.Context, reason string) (claim.ID, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return claim.ID{}, l.err
+	}
+	l.raised = append(l.raised, reason)
+	return claim.ID{0xab, byte(len(l.raised))}, nil
+}
+
 // world is a running server and clients of it.
 type world struct {
 	t          testing.TB
 	store      *memStore
 	namespaces *memNamespaces
+	levers     *memLevers
 	metrics    *telemetry.Metrics
 	logs       *logBuffer
 	server     *Server
@@ -206,9 +248,9 @@ func (b *logBuffer) String() string {
 // start runs a server for the test's length; tune may change its configuration.
 func start(t testing.TB, tune ...func(*Config)) *world {
 	t.Helper()
-	w := &world{t: t, store: newMemStore(), namespaces: &memNamespaces{}, metrics: telemetry.NewMetrics(telemetry.Build{Version: "test"}), logs: &logBuffer{}, served: make(chan error, 1)}
+	w := &world{t: t, store: newMemStore(), namespaces: &memNamespaces{}, levers: &memLevers{switches: map[string]policy.Switch{}}, metrics: telemetry.NewMetrics(telemetry.Build{Version: "test"}), logs: &logBuffer{}, served: make(chan error, 1)}
 	cfg := Config{
-		Store: w.store, Namespaces: w.namespaces, Cluster: memCluster{}, Metrics: w.metrics,
+		Store: w.store, Namespaces: w.namespaces, Levers: w.levers, Cluster: memCluster{}, Metrics: w.metrics,
 		Log:         slog.New(slog.NewTextHandler(w.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Reflection:  true,
 		MaxInFlight: 1000,

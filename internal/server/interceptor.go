@@ -39,6 +39,8 @@ type calls struct {
 	// outages and broken keep calls that meet an outage, or a record that cannot be
 	// read, from filling the log; each on its own, so that neither hides the other.
 	outages, broken seldom
+	// degraded names the part that this node does without, "" if none; may be nil.
+	degraded func() string
 }
 
 // seldom lets a line into the log now and then; leftOut counts what it kept out.
@@ -77,6 +79,7 @@ func (c *calls) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 		return err
 	})
 	done()
+	c.tellDegraded(ctx)
 	if err != nil {
 		resp = nil
 		err = c.fail(ctx, info.FullMethod, err)
@@ -91,11 +94,26 @@ func (c *calls) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInf
 	done := c.metrics.InFlight()
 	err := c.guard(func() error { return handler(srv, ss) })
 	done()
+	c.tellDegraded(ss.Context())
 	if err != nil {
 		err = c.fail(ss.Context(), info.FullMethod, err)
 	}
 	c.observe(ss.Context(), info.FullMethod, err, time.Since(began))
 	return err
+}
+
+// degradedHeader tells, in answers' trailers and in headers over HTTP, which part this
+// node does without.
+const degradedHeader = "dualcheck-degraded"
+
+// tellDegraded puts into a call's trailer what this node does without.
+func (c *calls) tellDegraded(ctx context.Context) {
+	if c.degraded == nil {
+		return
+	}
+	if part := c.degraded(); part != "" {
+		_ = grpc.SetTrailer(ctx, metadata.Pairs(degradedHeader, part)) // fails only where no call is
+	}
 }
 
 type callerKey struct{}

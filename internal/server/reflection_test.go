@@ -140,8 +140,7 @@ func TestAClientMadeFromReflectionAlone(t *testing.T) {
 var notServed = strings.Fields(`
 	dualcheck.v1.DedupService.Session dualcheck.v1.WatchService.Watch
 	dualcheck.v1.StatusService.Apply dualcheck.v1.StatusService.Get dualcheck.v1.StatusService.History dualcheck.v1.StatusService.BatchApply
-	dualcheck.v1.AdminService.Calibrate dualcheck.v1.AdminService.ListRepairs dualcheck.v1.AdminService.PutSwitch
-	dualcheck.v1.AdminService.ListSwitches dualcheck.v1.AdminService.RaiseEpoch dualcheck.v1.AdminService.ListAudit`)
+	dualcheck.v1.AdminService.Calibrate dualcheck.v1.AdminService.ListRepairs dualcheck.v1.AdminService.ListAudit`)
 
 // call calls a method with an empty request: it answers, or refuses with a reason.
 func call(t *testing.T, conn *grpc.ClientConn, m protoreflect.MethodDescriptor) {

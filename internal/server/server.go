@@ -33,9 +33,12 @@ import (
 type Config struct {
 	Store      claim.Store
 	Namespaces Namespaces
+	Levers     Levers
 	Cluster    Cluster
 	// Ready says why this node cannot serve, nil if it can.
-	Ready   func() error
+	Ready func() error
+	// Redis says why Redis is not used, nil if it is; a nil func: this node has none.
+	Redis   func() error
 	Metrics *telemetry.Metrics
 	Log     *slog.Logger
 	// PlainKeys puts users' keys into logs as they are.
@@ -87,13 +90,14 @@ func New(cfg Config) (*Server, error) {
 		draining: make(chan struct{}),
 		stopped:  make(chan struct{}),
 	}
+	s.calls.degraded = s.degraded
 	s.ending, s.end = context.WithCancel(context.Background())
 	cfg.Store = newBounded(cfg.Store, cfg.MaxInFlight)
 	s.grpc = grpc.NewServer(append(s.options(), s.networkOptions()...)...)
 	s.inner = grpc.NewServer(s.options()...)
 	for _, g := range []*grpc.Server{s.grpc, s.inner} {
 		g.RegisterService(decoded(&dualcheckv1.DedupService_ServiceDesc), &dedup{store: cfg.Store, calls: s.calls, metrics: cfg.Metrics, draining: s.draining})
-		g.RegisterService(decoded(&dualcheckv1.AdminService_ServiceDesc), &admin{store: cfg.Store, namespaces: cfg.Namespaces, cluster: cfg.Cluster, log: cfg.Log, plainKeys: cfg.PlainKeys})
+		g.RegisterService(decoded(&dualcheckv1.AdminService_ServiceDesc), &admin{store: cfg.Store, namespaces: cfg.Namespaces, levers: cfg.Levers, cluster: cfg.Cluster, log: cfg.Log, plainKeys: cfg.PlainKeys})
 		g.RegisterService(decoded(&dualcheckv1.StatusService_ServiceDesc), dualcheckv1.UnimplementedStatusServiceServer{})
 		g.RegisterService(decoded(&dualcheckv1.WatchService_ServiceDesc), dualcheckv1.UnimplementedWatchServiceServer{})
 	}
@@ -211,6 +215,15 @@ func (s *Server) Ready() error {
 		return err
 	}
 	return s.cfg.Ready()
+}
+
+// degraded names the part that this node does without, "" if none: what it answers is
+// as right as ever, and slower.
+func (s *Server) degraded() string {
+	if s.cfg.Redis != nil && s.cfg.Redis() != nil {
+		return "redis"
+	}
+	return ""
 }
 
 func (s *Server) servingErr() error {

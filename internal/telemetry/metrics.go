@@ -16,7 +16,7 @@ type Build struct {
 }
 
 // Metrics counts what a node does. Its methods may be called from anywhere. It is
-// an etcdtxn.Observer.
+// an etcdtxn.Observer, and Redis a rediscache.Observer.
 type Metrics struct {
 	registry   *prometheus.Registry
 	namespaces *bounded
@@ -95,6 +95,8 @@ type Following struct {
 	TickAge  time.Duration
 	Applied  int64
 	Restored uint64
+	// Believed: what is cached may be told.
+	Believed bool
 }
 
 // Watch adds what is asked of the node at each scrape. Call it once.
@@ -109,6 +111,12 @@ func (m *Metrics) Watch(ready func() error, following func() Following) {
 		return 0
 	})
 	gauge(metricTickAge, "How long ago this node saw the cluster's clock move.", func() float64 { return following().TickAge.Seconds() })
+	gauge(metricBelieved, "1 if this node knows of the last seconds' changes of epochs, so that what is cached may be told; 0: etcd is asked for everything.", func() float64 {
+		if following().Believed {
+			return 1
+		}
+		return 0
+	})
 	gauge(metricApplied, "The etcd revision up to which this node follows.", func() float64 { return float64(following().Applied) })
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: metricRestored, Help: "How often this node saw that etcd had gone back: it was restored from a snapshot."},
 		func() float64 { return float64(following().Restored) }))

@@ -37,6 +37,11 @@ func used() *Metrics {
 	m.Settled("begin")
 	m.Refused("guard")
 	m.Undated()
+	r := m.Redis(func() Pool { return Pool{Total: 5, Idle: 3, Waits: 1} })
+	r.Looked("hit")
+	r.Wrote("stage", "ok")
+	r.Pipeline("ask", 3, time.Millisecond, true)
+	r.Breaker("open")
 	return m
 }
 
@@ -52,7 +57,7 @@ func TestMetricsAreNamedAsPrometheusWants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(families) != 16 {
+	if len(families) != 27 {
 		t.Errorf("%d metrics have a value", len(families))
 	}
 	for _, f := range families {

@@ -1,0 +1,231 @@
+package rediscache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/sony/gobreaker/v2"
+)
+
+// command is one thing to be done to one key.
+type command struct {
+	key string
+	// script is run with args; nil: args are a whole command.
+	script *redis.Script
+	args   []any
+	size   int64 // bytes, roughly
+	// gone reports that nobody waits for the answer any more; nil: somebody does.
+	gone func() bool
+	// done is told the answer, once, by a worker of the lane; it does not block.
+	done func(answer string, err error)
+}
+
+// A command that was not carried out ended with one of these, or with what Redis or
+// the way to it said.
+var (
+	errOpen = errors.New("the breaker is open")
+	errGone = errors.New("nobody waits for it")
+	// errCrowded: as much waits for Redis as may.
+	errCrowded = errors.New("the queue is full")
+	errPanic   = errors.New("panic")
+	// errSlow counts against Redis although it answered.
+	errSlow = errors.New("Redis answered late")
+)
+
+const (
+	// mostTogether and mostBytes bound a pipeline; mostQueued and mostQueuedBytes what
+	// waits for one, in each lane.
+	mostTogether    = 128
+	mostBytes       = 1 << 20
+	mostQueued      = 8192
+	mostQueuedBytes = 64 << 20
+	// callWithin bounds a pipeline. It is well over what a caller waits: to give up a
+	// connection costs more than a late answer.
+	callWithin = 100 * time.Millisecond
+	// drainWithin bounds what is still sent at the end.
+	drainWithin = time.Second
+)
+
+// lane has commands of many calls share pipelines: what arrives while its workers
+// wait for Redis goes out with the next one; on an idle lane a command goes at once.
+type lane struct {
+	name     string
+	client   redis.UniversalClient
+	breaker  *gobreaker.CircuitBreaker[struct{}]
+	observe  Observer
+	panicked func(value any, stack []byte)
+	// slowAfter is when an answer counts against Redis; 0: never.
+	slowAfter time.Duration
+
+	queue  chan *command
+	queued atomic.Int64 // bytes
+}
+
+// submit queues a command; its done is told whatever happens.
+func (l *lane) submit(c *command) {
+	if l.breaker.State() == gobreaker.StateOpen {
+		c.done("", errOpen)
+		return
+	}
+	if l.queued.Add(c.size) > mostQueuedBytes {
+		l.queued.Add(-c.size)
+		c.done("", errCrowded)
+		return
+	}
+	select {
+	case l.queue <- c:
+	default:
+		l.queued.Add(-c.size)
+		c.done("", errCrowded)
+	}
+}
+
+// work sends pipelines until ctx ends, and then what is queued.
+func (l *lane) work(ctx context.Context) {
+	calls := context.WithoutCancel(ctx)
+	for ctx.Err() == nil {
+		select {
+		case c := <-l.queue:
+			l.send(calls, l.gather(c))
+		case <-ctx.Done():
+		}
+	}
+	calls, cancel := context.WithTimeout(calls, drainWithin)
+	defer cancel()
+	for {
+		select {
+		case c := <-l.queue:
+			l.send(calls, l.gather(c))
+		default:
+			return
+		}
+	}
+}
+
+// gather takes what waits, first first.
+func (l *lane) gather(first *command) []*command {
+	batch, size := []*command{first}, first.size
+	for len(batch) < mostTogether && size < mostBytes {
+		select {
+		case c := <-l.queue:
+			batch = append(batch, c)
+			size += c.size
+		default:
+			l.queued.Add(-size)
+			return batch
+		}
+	}
+	l.queued.Add(-size)
+	return batch
+}
+
+// send carries out a batch and tells each member.
+func (l *lane) send(ctx context.Context, batch []*command) {
+	wanted := batch[:0]
+	for _, c := range batch {
+		if c.gone != nil && c.gone() {
+			c.done("", errGone)
+			continue
+		}
+		wanted = append(wanted, c)
+	}
+	if len(wanted) == 0 {
+		return
+	}
+	answers, errs := make([]string, len(wanted)), make([]error, len(wanted))
+	_, err := l.breaker.Execute(func() (struct{}, error) { return struct{}{}, l.exec(ctx, wanted, answers, errs) })
+	refused := errors.Is(err, gobreaker.ErrOpenState) || errors.Is(err, gobreaker.ErrTooManyRequests)
+	for i, c := range wanted {
+		if refused {
+			errs[i] = errOpen
+		}
+		c.done(answers[i], errs[i])
+	}
+}
+
+// exec sends one pipeline and returns what it says of Redis, nil if that is well.
+func (l *lane) exec(ctx context.Context, batch []*command, answers []string, errs []error) (health error) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.panicked(p, debug.Stack())
+			health = errPanic
+			for i := range errs {
+				errs[i] = errPanic
+			}
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	defer cancel()
+	began := time.Now()
+	everything := make([]int, len(batch))
+	for i := range everything {
+		everything[i] = i
+	}
+	l.pipe(ctx, batch, everything, answers, errs, false)
+	// A server that restarted, or a new master, knows no scripts: those go whole.
+	var unknown []int
+	for i, err := range errs {
+		if redis.HasErrorPrefix(err, "NOSCRIPT") {
+			unknown = append(unknown, i)
+		}
+	}
+	if len(unknown) > 0 {
+		l.pipe(ctx, batch, unknown, answers, errs, true)
+	}
+	took := time.Since(began)
+	for _, err := range errs {
+		if ofRedis(err) {
+			health = err
+		}
+	}
+	if health == nil && l.slowAfter > 0 && took > l.slowAfter {
+		health = fmt.Errorf("%w: after %v", errSlow, took.Round(time.Millisecond))
+	}
+	l.observe.Pipeline(l.name, len(batch), took, health == nil)
+	return health
+}
+
+// pipe sends these members of a batch; whole sends scripts with their text.
+func (l *lane) pipe(ctx context.Context, batch []*command, which []int, answers []string, errs []error, whole bool) {
+	pipe := l.client.Pipeline()
+	sent := make([]*redis.Cmd, len(which))
+	for i, at := range which {
+		c := batch[at]
+		switch {
+		case c.script == nil:
+			sent[i] = pipe.Do(ctx, c.args...)
+		case whole:
+			sent[i] = c.script.Eval(ctx, pipe, []string{c.key}, c.args...)
+		default:
+			sent[i] = c.script.EvalSha(ctx, pipe, []string{c.key}, c.args...)
+		}
+	}
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	for i, at := range which {
+		answers[at], errs[at] = sent[i].Text()
+	}
+}
+
+// ofRedis reports whether an error speaks of Redis or the way to it, and not of the
+// key that was asked for.
+func ofRedis(err error) bool {
+	return err != nil && !errors.Is(err, redis.Nil) && !ofKey(err)
+}
+
+// ofKey reports whether the key holds another type than a string.
+func ofKey(err error) bool { return redis.HasErrorPrefix(err, "WRONGTYPE") }
+
+// fault says in a few words, without addresses that change, why Redis is not used.
+func fault(err error) string {
+	text := err.Error()
+	if line, _, cut := strings.Cut(text, "\n"); cut {
+		text = line
+	}
+	return text
+}
