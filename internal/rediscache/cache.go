@@ -1,6 +1,7 @@
 package rediscache
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -221,7 +222,8 @@ func (c *Cache) look(ctx context.Context, namespace, key string, mark bool) (fou
 	case !v.Believed && !p.ReplayWithoutEtcd:
 		return looked{finding: Disbelieved, view: v}
 	}
-	at := keyOf(&v, layout.NameOf(namespace, key))
+	name := layout.NameOf(namespace, key)
+	at := keyOf(&v, name)
 	entry, err := c.ask(ctx, at, mark)
 	now, unknown := c.cfg.View.View()
 	if unknown != nil {
@@ -253,7 +255,7 @@ func (c *Cache) look(ctx context.Context, namespace, key string, mark bool) (fou
 	case found.finding != Hit:
 	case now.BypassRedis:
 		found.finding, found.record = Bypassed, nil
-	case keyOf(&now, layout.NameOf(namespace, key)) != at:
+	case !sameEpochs(&v, &now, name.Slot):
 		found.finding, found.record = Epoch, nil
 	case !now.Believed:
 		found.finding = Disbelieved
@@ -300,8 +302,7 @@ func (c *Cache) Stage(v *claim.View, rec *claim.Record, value []byte) func(revis
 		return func(int64) {}
 	}
 	entry := staged(value)
-	s := &stage{cache: c, key: key, ttl: ttl, sealer: v.Sealer, header: entry[:headerSize:headerSize]}
-	s.header = append([]byte(nil), s.header...)
+	s := &stage{cache: c, key: key, began: time.Now(), ttl: ttl, sealer: v.Sealer, header: bytes.Clone(entry[:headerSize])}
 	c.submit("stage", key, stageScript, entry, min(stageFor, ttl), s.written)
 	return s.committed
 }
@@ -311,7 +312,8 @@ func (c *Cache) Stage(v *claim.View, rec *claim.Record, value []byte) func(revis
 type stage struct {
 	cache  *Cache
 	key    string
-	ttl    time.Duration
+	began  time.Time
+	ttl    time.Duration // from then on
 	sealer claim.Sealer
 	header []byte
 
@@ -341,8 +343,12 @@ func (s *stage) committed(revision int64) {
 }
 
 func (s *stage) confirm() {
+	left := s.ttl - time.Since(s.began)
+	if left <= 0 {
+		return
+	}
 	confirm(s.header, s.sealer, s.key, s.revision)
-	s.cache.submit("confirm", s.key, confirmScript, s.header, s.ttl, nil)
+	s.cache.submit("confirm", s.key, confirmScript, s.header, left, nil)
 }
 
 // Found writes a finished record that was read from etcd under this view.

@@ -78,6 +78,11 @@ func confirm(header []byte, s claim.Sealer, key string, revision int64) {
 	copy(header[tagAt:], tag[:])
 }
 
+// sameEpochs reports whether two views have the same epochs for a slot.
+func sameEpochs(a, b *claim.View, slot int) bool {
+	return a.Epoch == b.Epoch && a.SlotEpoch(slot) == b.SlotEpoch(slot)
+}
+
 // Finding is what a look into Redis came to. All but Hit have etcd asked.
 type Finding string
 
@@ -113,9 +118,10 @@ const (
 )
 
 // damaged reports whether the entry is one that should not be there: it is removed.
+// An unreadable one is authentic, and for a newer version.
 func (f Finding) damaged() bool {
 	switch f {
-	case Digest, HMAC, Revision, Garbage, Unreadable:
+	case Digest, HMAC, Revision, Garbage:
 		return true
 	}
 	return false

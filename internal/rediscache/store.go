@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/layout"
 )
 
 // Store is a claim.Store with Redis in front: it answers from a confirmed entry, and
@@ -104,7 +105,8 @@ func told(rec *claim.Record, now claim.Instant) claim.Found {
 // false: its time is over, or an operator's act was heard of meanwhile.
 func (s Store) stale(found *looked) (claim.View, claim.Instant, bool) {
 	v, err := s.cache.cfg.View.View()
-	if err != nil || v.BypassRedis || v.Epoch != found.view.Epoch || v.SlotEpochs != found.view.SlotEpochs {
+	slot := layout.NameOf(found.record.Namespace, found.record.Key).Slot
+	if err != nil || v.BypassRedis || !sameEpochs(&v, &found.view, slot) {
 		return v, 0, false
 	}
 	now := v.Tick.Time.Add(v.TickAge)

@@ -168,5 +168,6 @@ func (d *dedup) Get(ctx context.Context, m *dualcheckv1.GetRequest) (*dualcheckv
 		Record:   foundMessage(found, time.Now()),
 		Source:   dualcheckv1.Source(found.Source),
 		Revision: found.Revision,
+		Stale:    found.Stale,
 	}, nil
 }

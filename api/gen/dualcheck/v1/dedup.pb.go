@@ -1051,7 +1051,10 @@ type GetResponse struct {
 	Record *Record                `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
 	Source Source                 `protobuf:"varint,2,opt,name=source,proto3,enum=dualcheck.v1.Source" json:"source,omitempty"`
 	// The revision of etcd at which this was true.
-	Revision      int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	// etcd could not be asked: this was true when it last could. Only in namespaces
+	// with WITHOUT_ETCD_REPLAY_ONLY.
+	Stale         bool `protobuf:"varint,4,opt,name=stale,proto3" json:"stale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1105,6 +1108,13 @@ func (x *GetResponse) GetRevision() int64 {
 		return x.Revision
 	}
 	return 0
+}
+
+func (x *GetResponse) GetStale() bool {
+	if x != nil {
+		return x.Stale
+	}
+	return false
 }
 
 // BatchBeginRequest: at most 1,000 members and 8 MiB.
@@ -1966,11 +1976,12 @@ const file_dualcheck_v1_dedup_proto_rawDesc = "" +
 	"GetRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x16\n" +
-	"\x06cached\x18\x03 \x01(\bR\x06cached\"\x85\x01\n" +
+	"\x06cached\x18\x03 \x01(\bR\x06cached\"\x9b\x01\n" +
 	"\vGetResponse\x12,\n" +
 	"\x06record\x18\x01 \x01(\v2\x14.dualcheck.v1.RecordR\x06record\x12,\n" +
 	"\x06source\x18\x02 \x01(\x0e2\x14.dualcheck.v1.SourceR\x06source\x12\x1a\n" +
-	"\brevision\x18\x03 \x01(\x03R\brevision\"K\n" +
+	"\brevision\x18\x03 \x01(\x03R\brevision\x12\x14\n" +
+	"\x05stale\x18\x04 \x01(\bR\x05stale\"K\n" +
 	"\x11BatchBeginRequest\x126\n" +
 	"\brequests\x18\x01 \x03(\v2\x1a.dualcheck.v1.BeginRequestR\brequests\"M\n" +
 	"\x12BatchBeginResponse\x127\n" +
