@@ -8,19 +8,31 @@ import (
 	"github.com/dualcheck/dualcheck/internal/claim"
 )
 
-// flights shares the reads of hot keys: of one key at most one read is in flight
-// on a node. A caller may share only a read that is sent after it asked, so one
-// that comes while a read is in flight waits for the next, with all who came
-// meanwhile (H06).
+const (
+	// readsInFlight is how many reads a node has in flight; what is asked meanwhile goes
+	// together with the next.
+	readsInFlight = 4
+	// readTogether is how many keys one read has at most, well within max-txn-ops.
+	readTogether = 100
+)
+
+// flights shares reads. What is asked while as many are in flight as may be waits,
+// and goes as one flat read of many keys, which costs etcd little more than a read of
+// one. A caller may share only a read that is sent after it asked (H06); and of one
+// key at most one read is in flight, however hot it is.
 type flights struct {
 	mu sync.Mutex
-	// next is, for each key that is being read, the read to be sent after it; nil
-	// while nobody waits for one.
-	next map[string]*flight
+	// waiting are the reads to be sent, by key, in the order of queue.
+	waiting map[string]*flight
+	queue   []string
+	// flying are the keys that are being read, by sending readers.
+	flying  map[string]bool
+	readers int
 }
 
-// flight is one read that callers wait for.
+// flight is one read of a key that callers wait for.
 type flight struct {
+	key  string
 	done chan struct{}
 	got  found
 	see  seeing
@@ -29,20 +41,10 @@ type flight struct {
 
 // readOne reads a key, sharing the read with whom it may.
 func (s *Store) readOne(ctx context.Context, v *claim.View, key string) (found, seeing, error) {
-	s.flights.mu.Lock()
-	f, flying := s.flights.next[key]
-	if !flying {
-		f = &flight{done: make(chan struct{})}
-		if err := s.reads.start(func() { s.fly(key, f) }); err != nil {
-			s.flights.mu.Unlock()
-			return found{}, seeing{}, err
-		}
-		s.flights.next[key] = nil
-	} else if f == nil {
-		f = &flight{done: make(chan struct{})}
-		s.flights.next[key] = f
+	f, err := s.ask(key)
+	if err != nil {
+		return found{}, seeing{}, err
 	}
-	s.flights.mu.Unlock()
 	select {
 	case <-f.done:
 	case <-ctx.Done():
@@ -53,28 +55,78 @@ func (s *Store) readOne(ctx context.Context, v *claim.View, key string) (found, 
 	return f.got, see, f.err
 }
 
-// fly reads for one flight after the other, until nobody waits for the next.
-func (s *Store) fly(key string, f *flight) {
-	for f != nil {
-		var got []found
+// ask returns a flight that has not been sent yet.
+func (s *Store) ask(key string) (*flight, error) {
+	s.flights.mu.Lock()
+	defer s.flights.mu.Unlock()
+	if f := s.flights.waiting[key]; f != nil {
+		return f, nil
+	}
+	if s.flights.readers < readsInFlight && !s.flights.flying[key] {
+		if err := s.reads.start(s.fly); err != nil {
+			return nil, err
+		}
+		s.flights.readers++
+	}
+	f := &flight{key: key, done: make(chan struct{})}
+	s.flights.waiting[key] = f
+	s.flights.queue = append(s.flights.queue, key)
+	return f, nil
+}
+
+// fly reads what waits, for as long as something does.
+func (s *Store) fly() {
+	for batch := s.flights.take(nil); len(batch) > 0; batch = s.flights.take(batch) {
+		keys := make([]string, len(batch))
+		for i, f := range batch {
+			keys[i] = f.key
+		}
 		began := time.Now()
-		got, f.err = unpanicked(func() (got []found, err error) {
-			got, f.see, err = s.read(context.Background(), []string{key})
+		var see seeing
+		got, err := unpanicked(func() (got []found, err error) {
+			got, see, err = s.read(context.Background(), keys)
 			return got, err
 		})
-		if f.err == nil {
-			f.got = got[0]
-			s.observe("read", "ok", began)
-		} else {
-			s.observe("read", string(classOf(f.err)), began)
+		outcome := "ok"
+		if err != nil {
+			outcome = string(classOf(err))
 		}
-		close(f.done)
-		s.flights.mu.Lock()
-		if f = s.flights.next[key]; f == nil {
-			delete(s.flights.next, key)
-		} else {
-			s.flights.next[key] = nil
+		s.observe("read", outcome, began)
+		for i, f := range batch {
+			if f.see, f.err = see, err; err == nil {
+				f.got = got[i]
+			}
+			close(f.done)
 		}
-		s.flights.mu.Unlock()
 	}
+}
+
+// take returns what a reader is to send next, once it has landed what it sent before;
+// nothing ends the reader. A key that another reader has in flight waits.
+func (f *flights) take(landed []*flight) (batch []*flight) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, l := range landed {
+		delete(f.flying, l.key)
+	}
+	left := f.queue[:0]
+	for i, key := range f.queue {
+		if len(batch) == readTogether {
+			left = append(left, f.queue[i:]...)
+			break
+		}
+		if f.flying[key] {
+			left = append(left, key)
+			continue
+		}
+		batch = append(batch, f.waiting[key])
+		delete(f.waiting, key)
+		f.flying[key] = true
+	}
+	clear(f.queue[len(left):])
+	f.queue = left
+	if len(batch) == 0 {
+		f.readers--
+	}
+	return batch
 }

@@ -167,7 +167,7 @@ func New(cfg Config) *Store {
 	s.closing, s.abandon = context.WithCancel(context.Background())
 	s.claims = mustLRU[remembered](rememberedClaims)
 	s.known = mustLRU[struct{}](rememberedClaims)
-	s.flights.next = map[string]*flight{}
+	s.flights.waiting, s.flights.flying = map[string]*flight{}, map[string]bool{}
 	s.marks = mustLRU[metMark](rememberedMarks)
 	s.pace = mustLRU[*pace](pacedNamespaces)
 	return s

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -50,9 +51,19 @@ const (
 	oldest = 7
 )
 
+// quiet keeps the client from writing to stderr: what goes wrong comes as errors, and
+// the breaker tells of it.
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+// The client's logger is one for the process.
+var silence = sync.OnceFunc(func() { redis.SetLogger(quiet{}) })
+
 // client makes a client; it connects with its first command. Masters only: a replica
 // may not have heard of a confirm yet, and cannot be written.
 func (s Server) client() redis.UniversalClient {
+	silence()
 	o := &redis.UniversalOptions{
 		Addrs: s.Addrs, MasterName: s.MasterName,
 		Username: s.User, Password: s.Password,

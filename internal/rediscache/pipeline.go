@@ -35,7 +35,7 @@ var (
 	errCrowded = errors.New("the queue is full")
 	errPanic   = errors.New("panic")
 	// errSlow counts against Redis although it answered.
-	errSlow = errors.New("Redis answered late")
+	errSlow = errors.New("an answer came late")
 )
 
 const (
