@@ -22,6 +22,9 @@ import (
 const (
 	// askWithin is how long a call waits for Redis before it asks etcd.
 	askWithin = 5 * time.Millisecond
+	// slowAfter is when an answer counts against Redis: so late that it is of no use, and
+	// that this node being busy is not taken for it.
+	slowAfter = 4 * askWithin
 	// markFor is how long a Begin says that a repeat is likely; stageFor how long a
 	// stage may wait for its confirm, which is more than a finish may take.
 	markFor  = 10 * time.Second
@@ -42,7 +45,8 @@ const (
 	breakerProbes  = 3
 	// probeEvery is how often Redis is asked though nobody calls, so that its end and
 	// its return are noticed.
-	probeEvery = 500 * time.Millisecond
+	probeEvery  = 500 * time.Millisecond
+	visitWithin = 2 * time.Second
 )
 
 // Viewer tells what this node has applied; watch.Follower is one.
@@ -105,7 +109,7 @@ func New(cfg Config) *Cache {
 		IsSuccessful:  func(err error) bool { c.note(err); return err == nil },
 		OnStateChange: func(_ string, from, to gobreaker.State) { c.turned(from, to) },
 	})
-	c.asks, c.write = c.lane("ask", 2*askWithin), c.lane("write", 0)
+	c.asks, c.write = c.lane("ask", slowAfter), c.lane("write", 0)
 	cfg.Observe.Breaker(gobreaker.StateClosed.String())
 	return c
 }
@@ -145,12 +149,26 @@ func (c *Cache) probe(ctx context.Context) {
 	defer ticker.Stop()
 	for slot := 0; ; slot = (slot + 1) % claim.Slots {
 		key := "dc:{" + strconv.Itoa(slot) + "}:probe"
+		if c.breaker.State() != gobreaker.StateClosed {
+			c.visit(ctx, key)
+		}
 		c.asks.submit(&command{key: key, args: []any{"GET", key}, done: func(string, error) {}})
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
+	}
+}
+
+// visit asks with more patience than a call has, past the breaker: to learn why Redis
+// is not well, and so that a connection that takes long to make is there for others.
+func (c *Cache) visit(ctx context.Context, key string) {
+	ctx, cancel := context.WithTimeout(ctx, visitWithin)
+	defer cancel()
+	_, err := c.client.Pipelined(ctx, func(p redis.Pipeliner) error { p.Get(ctx, key); return nil })
+	if ofRedis(err) {
+		c.note(err)
 	}
 }
 

@@ -206,8 +206,12 @@ func (l *lane) pipe(ctx context.Context, batch []*command, which []int, answers 
 			sent[i] = c.script.EvalSha(ctx, pipe, []string{c.key}, c.args...)
 		}
 	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
+	_, failed := pipe.Exec(ctx)
 	for i, at := range which {
+		if failed != nil && sent[i].Err() == nil && sent[i].Val() == nil {
+			errs[at] = failed // it was never sent: there was no connection
+			continue
+		}
 		answers[at], errs[at] = sent[i].Text()
 	}
 }
