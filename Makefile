@@ -69,6 +69,16 @@ cases: ## replay the black-box cases against a running server (SHARED=..., URL=.
 acceptance: build ## cases and sample data against servers of their own, restarted and killed (SHARED=...)
 	test/acceptance.sh '$(SHARED)'
 
+# A second run under the race detector is slower and so sees fewer orders: both count.
+.PHONY: torture
+torture: go-toolchain c-compiler redis-server ## five minutes of faults at random, every call checked; then again with -race (DURATION=5m)
+	go test -count=1 -timeout 60m -v -run TestTorture ./test/robustness -robustness.duration $(or $(DURATION),5m)
+	go test -count=1 -timeout 60m -v -run TestTorture -race ./test/robustness -robustness.duration $(or $(DURATION),5m)
+
+.PHONY: measure
+measure: go-toolchain redis-server ## the figures of docs/performance.md
+	go test -count=1 -timeout 60m -v ./test/measure $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## fuzz each target for a while (FUZZTIME=30s)
 	@for pkg in $$(grep -rl --include='*_test.go' '^func Fuzz' internal | xargs -n1 dirname | sort -u); do \

@@ -55,7 +55,7 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.Begi
 			answer.Claim.Token = c.view.Sealer.Seal(req.Namespace, req.Key, answer.Claim.ID)
 		}
 		if s.overdueMark(name, c.record) {
-			return answer, true, s.open(ctx, req.Namespace, req.Key)
+			return answer, true, s.open(ctx, req.Namespace, req.Key, c.record.Revision)
 		}
 		return answer, false, nil
 	}

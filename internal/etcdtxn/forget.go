@@ -27,7 +27,7 @@ func (s *Store) Forget(ctx context.Context, req *claim.ForgetRequest) (int64, er
 		if err := s.hold(ctx, "the key is marked but not yet free: forget it again, or wait until a Begin has freed it"); err != nil {
 			return 0, err
 		}
-		return c.record.Revision, s.open(ctx, req.Namespace, req.Key)
+		return c.record.Revision, s.open(ctx, req.Namespace, req.Key, c.record.Revision)
 	})
 }
 
@@ -41,11 +41,12 @@ func (s *Store) hold(ctx context.Context, interrupted string) error {
 	}
 }
 
-// open opens a held mark by compare; one that is open, or gone, is left alone.
-func (s *Store) open(ctx context.Context, namespace, key string) error {
+// open opens the held mark of this revision by compare. Whatever else is there is left
+// alone, another forget's mark too: it has to be held for its own time.
+func (s *Store) open(ctx context.Context, namespace, key string, mark int64) error {
 	_, err := s.onRecord(ctx, "forget", namespace, key, claim.ID{}, nil, false,
 		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
-			if rec == nil || rec.Forgotten == nil || rec.Forgotten.Opened {
+			if rec == nil || rec.Revision != mark || rec.Forgotten == nil || rec.Forgotten.Opened {
 				return nil, nil
 			}
 			return claim.Open(rec), nil

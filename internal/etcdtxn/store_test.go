@@ -173,6 +173,60 @@ func TestForgetHoldsThenFrees(t *testing.T) {
 	wantReason(t, err, claim.ClaimLost)
 }
 
+// G4: two forgets wait on one mark; the first opens it, the key lives again and is
+// forgotten anew. The second must leave the new mark alone: it has its own 3 s.
+func TestForgetOpensItsOwnMarkAlone(t *testing.T) {
+	t.Parallel()
+	c, n := one(t)
+	other := startNode(t, c.Client(), options{})
+	ctx := within(t, 30*time.Second)
+	forget := func(n *node) func() error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := n.Forget(ctx, &claim.ForgetRequest{Namespace: "ns", Key: "k", Reason: "test"})
+			done <- err
+		}()
+		return func() error { return <-done }
+	}
+	held := func() {
+		t.Helper()
+		eventually(t, 2*time.Second, "the mark", func() error {
+			if a := n.begin(t, claim.BeginRequest{}); a.Verdict != claim.InProgress {
+				return fmt.Errorf("verdict %d", a.Verdict)
+			}
+			return nil
+		})
+	}
+	a := n.begin(t, claim.BeginRequest{})
+	n.complete(t, "k", a.Claim.Token, "r1")
+	first := forget(n)
+	held()
+	select {
+	case <-time.After(time.Second):
+	case <-ctx.Done():
+	}
+	second := forget(other) // waits on the same mark, for longer
+	if err := first(); err != nil {
+		t.Fatal(err)
+	}
+	a = n.begin(t, claim.BeginRequest{})
+	want(t, a, claim.First)
+	n.complete(t, "k", a.Claim.Token, "r2")
+	began := time.Now()
+	third := forget(n)
+	held()
+	if err := second(); err != nil {
+		t.Fatal(err)
+	}
+	if a := n.begin(t, claim.BeginRequest{}); a.Verdict != claim.InProgress && time.Since(began) < claim.BelievedFor {
+		t.Errorf("verdict %d, %v after the forget began", a.Verdict, time.Since(began))
+	}
+	if err := third(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, n.begin(t, claim.BeginRequest{}), claim.First)
+}
+
 func TestResolveThroughTheStore(t *testing.T) {
 	t.Parallel()
 	_, n := one(t)

@@ -277,6 +277,9 @@ func (c *Cache) look(ctx context.Context, namespace, key string, mark bool) (fou
 		found.finding, found.record = Epoch, nil
 	case !now.Believed:
 		found.finding = Disbelieved
+		if p, err := now.Policy(namespace); err != nil || !p.ReplayWithoutEtcd {
+			found.record = nil
+		}
 	case now.Now >= until(found.record):
 		found.finding, found.record = Expired, nil
 	}

@@ -45,7 +45,7 @@ const (
 	dialWithin = 500 * time.Millisecond
 	// The client sends a command again once, over a new connection: pooled ones do not
 	// outlive a restart. All commands can stand that.
-	tries = 1
+	tries         = 1
 	clusterReload = time.Second
 	// oldest is the first Redis with SET … NX GET.
 	oldest = 7
