@@ -1,0 +1,26 @@
+package rediscache
+
+// For tests outside.
+var (
+	ReadEntry   = read
+	StagedEntry = staged
+	Stamp       = confirm
+	KeyOf       = keyOf
+	Until       = until
+
+	StageScript   = stageScript
+	ConfirmScript = confirmScript
+	FillScript    = fillScript
+	DiscardScript = discardScript
+)
+
+// The parts of an entry.
+const (
+	MarkKind     = markKind
+	HeaderSize   = headerSize
+	DigestAt     = digestAt
+	RevisionAt   = revisionAt
+	RevisionSize = revisionSize
+	TagAt        = tagAt
+	TagPurpose   = purpose
+)
