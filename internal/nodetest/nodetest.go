@@ -217,7 +217,7 @@ func (c *Counter) Wrote(kind, outcome string) { c.count(kind + " " + outcome) }
 func (c *Counter) Pipeline(lane string, _ int, _ time.Duration, _ bool) { c.count("pipeline " + lane) }
 
 // Breaker implements rediscache.Observer.
-func (c *Counter) Breaker(state string) { c.count("breaker " + state) }
+func (c *Counter) Breaker(_, to string) { c.count("breaker " + to) }
 
 // Within returns a context that ends with the test, or sooner.
 func Within(t testing.TB, d time.Duration) context.Context {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,8 +36,6 @@ type Server struct {
 	TLS                            *tls.Config
 	// PoolSize bounds the connections to each server.
 	PoolSize int
-	// Dial, if set, reaches the server instead of Addrs.
-	Dial func(ctx context.Context) (net.Conn, error)
 }
 
 const (
@@ -90,9 +87,6 @@ func (s Server) client() redis.UniversalClient {
 		ConnMaxIdleTime:       5 * time.Minute,
 
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	}
-	if s.Dial != nil {
-		o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) { return s.Dial(ctx) }
 	}
 	switch s.Mode {
 	case Sentinel:

@@ -59,8 +59,8 @@ func keyOf(v *claim.View, name layout.Name) string {
 	return string(b)
 }
 
-// staged makes the entry of bytes that are about to be proposed.
-func staged(value []byte) []byte {
+// stagedEntry makes the entry of bytes that are about to be proposed.
+func stagedEntry(value []byte) []byte {
 	e := make([]byte, headerSize, headerSize+len(value))
 	copy(e, stagedKind)
 	rand.Read(e[nonceAt:digestAt]) // never fails
@@ -70,66 +70,17 @@ func staged(value []byte) []byte {
 	return append(e, value...)
 }
 
-// confirm turns a header into that of a confirmed entry of this key and revision.
-func confirm(header []byte, s claim.Sealer, key string, revision int64) {
+// stamp turns a header into that of a confirmed entry of this key and revision.
+func stamp(header []byte, s claim.Sealer, key string, revision int64) {
 	copy(header, confirmedKind)
 	copy(header[revisionAt:], fmt.Sprintf("%0*d", revisionSize, revision))
 	tag := s.Tag(purpose, []byte(key), header[:tagAt])
 	copy(header[tagAt:], tag[:])
 }
 
-// sameEpochs reports whether two views have the same epochs for a slot.
-func sameEpochs(a, b *claim.View, slot int) bool {
-	return a.Epoch == b.Epoch && a.SlotEpoch(slot) == b.SlotEpoch(slot)
-}
-
-// Finding is what a look into Redis came to. All but Hit have etcd asked.
-type Finding string
-
-// The findings.
-const (
-	Hit Finding = "hit"
-	// Absent, Marked (somebody asked a moment ago) and Staged (somebody is finishing
-	// it) are as they should be.
-	Absent Finding = "absent"
-	Marked Finding = "marked"
-	Staged Finding = "staged"
-	// Expired: too near to a deadline of the record.
-	Expired Finding = "expired"
-	// Epoch: the epochs moved while Redis was asked.
-	Epoch Finding = "epoch"
-	// Digest: the bytes are not those of the digest. HMAC: the entry was not made by
-	// this cluster for this key. Revision: it names none. Garbage: it is no entry.
-	// Unreadable: this version cannot read it.
-	Digest     Finding = "digest"
-	HMAC       Finding = "hmac"
-	Revision   Finding = "revision"
-	Garbage    Finding = "garbage"
-	Unreadable Finding = "unreadable"
-	// Undecided: the entry is good and yet does not answer this request.
-	Undecided Finding = "undecided"
-	// Slow: no answer in time. Failed: Redis or the way to it. Open: the breaker is.
-	Slow   Finding = "slow"
-	Failed Finding = "failed"
-	Open   Finding = "open"
-	// Bypassed by an operator. Disbelieved: this node has not heard from etcd lately.
-	Bypassed    Finding = "bypassed"
-	Disbelieved Finding = "disbelieved"
-)
-
-// damaged reports whether the entry is one that should not be there: it is removed.
-// An unreadable one is authentic, and for a newer version.
-func (f Finding) damaged() bool {
-	switch f {
-	case Digest, HMAC, Revision, Garbage:
-		return true
-	}
-	return false
-}
-
-// read tells what an entry of this key is. The record is set if it is authentic:
+// readEntry tells what an entry of this key is. The record is set if it is authentic:
 // whether it may answer is the epochs' and the clock's business.
-func read(entry []byte, s claim.Sealer, key, namespace, name string) (*claim.Record, Finding) {
+func readEntry(entry []byte, s claim.Sealer, key, namespace, name string) (*claim.Record, Finding) {
 	if string(entry) == markKind {
 		return nil, Marked
 	}

@@ -2,9 +2,9 @@ package rediscache
 
 // For tests outside.
 var (
-	ReadEntry   = read
-	StagedEntry = staged
-	Stamp       = confirm
+	ReadEntry   = readEntry
+	StagedEntry = stagedEntry
+	Stamp       = stamp
 	KeyOf       = keyOf
 	Until       = until
 

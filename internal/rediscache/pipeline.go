@@ -22,9 +22,16 @@ type command struct {
 	size   int64 // bytes, roughly
 	// gone reports that nobody waits for the answer any more; nil: somebody does.
 	gone func() bool
-	// done is told the answer, once, by a worker of the lane; it does not block.
+	// done is told the answer, once, by a worker of the lane or by who submits; it does
+	// not block.
 	done func(answer string, err error)
+
+	answer string
+	err    error
 }
+
+// overhead is what a command takes besides its entry, roughly, in bytes.
+const overhead = 256
 
 // A command that was not carried out ended with one of these, or with what Redis or
 // the way to it said.
@@ -138,50 +145,45 @@ func (l *lane) send(ctx context.Context, batch []*command) {
 	if len(wanted) == 0 {
 		return
 	}
-	answers, errs := make([]string, len(wanted)), make([]error, len(wanted))
-	_, err := l.breaker.Execute(func() (struct{}, error) { return struct{}{}, l.exec(ctx, wanted, answers, errs) })
+	_, err := l.breaker.Execute(func() (struct{}, error) { return struct{}{}, l.exec(ctx, wanted) })
 	refused := errors.Is(err, gobreaker.ErrOpenState) || errors.Is(err, gobreaker.ErrTooManyRequests)
-	for i, c := range wanted {
+	for _, c := range wanted {
 		if refused {
-			errs[i] = errOpen
+			c.err = errOpen
 		}
-		c.done(answers[i], errs[i])
+		c.done(c.answer, c.err)
 	}
 }
 
 // exec sends one pipeline and returns what it says of Redis, nil if that is well.
-func (l *lane) exec(ctx context.Context, batch []*command, answers []string, errs []error) (health error) {
+func (l *lane) exec(ctx context.Context, batch []*command) (health error) {
 	defer func() {
 		if p := recover(); p != nil {
 			l.panicked(p, debug.Stack())
 			health = errPanic
-			for i := range errs {
-				errs[i] = errPanic
+			for _, c := range batch {
+				c.answer, c.err = "", errPanic
 			}
 		}
 	}()
 	ctx, cancel := context.WithTimeout(ctx, callWithin)
 	defer cancel()
 	began := time.Now()
-	everything := make([]int, len(batch))
-	for i := range everything {
-		everything[i] = i
-	}
-	l.pipe(ctx, batch, everything, answers, errs, false)
+	l.pipe(ctx, batch, false)
 	// A server that restarted, or a new master, knows no scripts: those go whole.
-	var unknown []int
-	for i, err := range errs {
-		if redis.HasErrorPrefix(err, "NOSCRIPT") {
-			unknown = append(unknown, i)
+	var unknown []*command
+	for _, c := range batch {
+		if redis.HasErrorPrefix(c.err, "NOSCRIPT") {
+			unknown = append(unknown, c)
 		}
 	}
 	if len(unknown) > 0 {
-		l.pipe(ctx, batch, unknown, answers, errs, true)
+		l.pipe(ctx, unknown, true)
 	}
 	took := time.Since(began)
-	for _, err := range errs {
-		if ofRedis(err) {
-			health = err
+	for _, c := range batch {
+		if ofRedis(c.err) {
+			health = c.err
 		}
 	}
 	if health == nil && l.slowAfter > 0 && took > l.slowAfter {
@@ -191,12 +193,11 @@ func (l *lane) exec(ctx context.Context, batch []*command, answers []string, err
 	return health
 }
 
-// pipe sends these members of a batch; whole sends scripts with their text.
-func (l *lane) pipe(ctx context.Context, batch []*command, which []int, answers []string, errs []error, whole bool) {
+// pipe sends these commands together; whole sends scripts with their text.
+func (l *lane) pipe(ctx context.Context, batch []*command, whole bool) {
 	pipe := l.client.Pipeline()
-	sent := make([]*redis.Cmd, len(which))
-	for i, at := range which {
-		c := batch[at]
+	sent := make([]*redis.Cmd, len(batch))
+	for i, c := range batch {
 		switch {
 		case c.script == nil:
 			sent[i] = pipe.Do(ctx, c.args...)
@@ -207,12 +208,12 @@ func (l *lane) pipe(ctx context.Context, batch []*command, which []int, answers 
 		}
 	}
 	_, failed := pipe.Exec(ctx)
-	for i, at := range which {
+	for i, c := range batch {
 		if failed != nil && sent[i].Err() == nil && sent[i].Val() == nil {
-			errs[at] = failed // it was never sent: there was no connection
+			c.err = failed // it was never sent: there was no connection
 			continue
 		}
-		answers[at], errs[at] = sent[i].Text()
+		c.answer, c.err = sent[i].Text()
 	}
 }
 
@@ -225,11 +226,11 @@ func ofRedis(err error) bool {
 // ofKey reports whether the key holds another type than a string.
 func ofKey(err error) bool { return redis.HasErrorPrefix(err, "WRONGTYPE") }
 
-// fault says in a few words, without addresses that change, why Redis is not used.
+// fault says on one line why Redis is not used.
 func fault(err error) string {
-	text := err.Error()
-	if line, _, cut := strings.Cut(text, "\n"); cut {
-		text = line
+	if err == nil {
+		return "it is being tried"
 	}
-	return text
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
 }

@@ -311,6 +311,9 @@ func hit(t testing.TB, n *nodetest.Node, key string) claim.Answer {
 		}
 		return nil
 	})
+	if f, err := n.Get(nodetest.Within(t, soon), "crowd", key); err != nil || f.Record.Revision != a.Record.Revision {
+		t.Errorf("get %s: %+v, %v; begin was told %+v", key, f.Record, err, a.Record)
+	}
 	return a
 }
 

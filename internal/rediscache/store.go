@@ -11,7 +11,7 @@ import (
 
 // Store is a claim.Store with Redis in front: it answers from a confirmed entry, and
 // otherwise asks the Store behind, telling it what to expect. Everything but Begin and
-// Get goes straight through.
+// Get goes straight through; what finishes write to Redis goes by etcdtxn.Cache.
 type Store struct {
 	claim.Store
 	cache *Cache
@@ -22,60 +22,65 @@ var _ claim.Store = Store{}
 // Front puts the cache in front of a Store.
 func (c *Cache) Front(behind claim.Store) Store { return Store{behind, c} }
 
-// withoutEtcd bounds how long etcd is asked while it has not been heard from, where
-// the namespace has replays without it.
-const withoutEtcd = 2 * time.Second
+// askEtcdFor bounds how long etcd is asked while it has not been heard from, where
+// there is another answer.
+const askEtcdFor = 2 * time.Second
 
 // Begin answers a repeat of something finished from Redis. For everything else the
 // Store behind is asked.
 func (s Store) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answer, error) {
 	found := s.cache.look(ctx, req.Namespace, req.Key, true)
-	if found.finding == Hit {
-		if a, ok := judge(&found.view, found.view.Now, found.record, req); ok {
-			return a, nil
-		}
-	}
-	hinted := *req
-	hinted.Hint = hintOf(found.finding)
-	if found.finding != Disbelieved || found.record == nil {
-		return s.Store.Begin(ctx, &hinted)
-	}
-	asked, cancel := context.WithTimeout(ctx, patience(ctx))
-	defer cancel()
-	answer, err := s.Store.Begin(asked, &hinted)
-	if err == nil || claim.ReasonOf(err) != claim.StoreUnavailable {
-		return answer, err
-	}
-	if v, now, ok := s.stale(&found); ok {
-		if a, ok := judge(&v, now, found.record, req); ok {
-			a.Stale = true
-			return a, nil
-		}
-	}
-	return answer, err
+	return answer(ctx, s, &found,
+		func(v *claim.View, now claim.Instant, stale bool) (claim.Answer, bool) {
+			a, ok := judge(v, now, found.record, req)
+			a.Stale = stale
+			return a, ok
+		},
+		func(ctx context.Context) (claim.Answer, error) {
+			hinted := *req
+			hinted.Hint = found.finding.hint()
+			return s.Store.Begin(ctx, &hinted)
+		})
 }
 
 // Get answers for something finished from Redis.
 func (s Store) Get(ctx context.Context, namespace, key string) (claim.Found, error) {
 	found := s.cache.look(ctx, namespace, key, false)
+	return answer(ctx, s, &found,
+		func(_ *claim.View, now claim.Instant, stale bool) (claim.Found, bool) {
+			return claim.Found{Record: found.record.At(now), Now: now, Revision: found.record.Revision, Source: claim.SourceRedis, Stale: stale}, true
+		},
+		func(ctx context.Context) (claim.Found, error) { return s.Store.Get(ctx, namespace, key) })
+}
+
+// answer tells what was found, or asks the Store behind; and if etcd cannot be asked,
+// it tells what was found and true when it last could, where the namespace has that.
+// tell reports false if what was found is no answer to this question.
+func answer[T any](ctx context.Context, s Store, found *looked, tell func(v *claim.View, now claim.Instant, stale bool) (T, bool), ask func(context.Context) (T, error)) (T, error) {
 	if found.finding == Hit {
-		return told(found.record, found.view.Now), nil
+		told, ok := tell(&found.view, found.view.Now, false)
+		if ok {
+			s.cache.cfg.Observe.Looked(string(Hit))
+			return told, nil
+		}
+		found.finding, found.record = Undecided, nil
 	}
-	if found.finding != Disbelieved || found.record == nil {
-		return s.Store.Get(ctx, namespace, key)
+	s.cache.cfg.Observe.Looked(string(found.finding))
+	if found.record == nil {
+		return ask(ctx)
 	}
 	asked, cancel := context.WithTimeout(ctx, patience(ctx))
 	defer cancel()
-	answer, err := s.Store.Get(asked, namespace, key)
-	if err == nil || claim.ReasonOf(err) != claim.StoreUnavailable {
-		return answer, err
+	told, err := ask(asked)
+	if claim.ReasonOf(err) != claim.StoreUnavailable {
+		return told, err
 	}
-	if _, now, ok := s.stale(&found); ok {
-		answer = told(found.record, now)
-		answer.Stale = true
-		return answer, nil
+	if v, now, ok := s.stale(found); ok {
+		if old, ok := tell(&v, now, true); ok {
+			return old, nil
+		}
 	}
-	return answer, err
+	return told, err
 }
 
 // judge answers a Begin from a finished record; false if the Store behind has to.
@@ -96,10 +101,6 @@ func judge(v *claim.View, now claim.Instant, rec *claim.Record, req *claim.Begin
 	return claim.Answer{}, false
 }
 
-func told(rec *claim.Record, now claim.Instant) claim.Found {
-	return claim.Found{Record: rec.At(now), Now: now, Revision: rec.Revision, Source: claim.SourceRedis}
-}
-
 // stale returns the view and the time by which a record is told while etcd cannot be
 // asked: the last tick and all the time since, so that it is never told for too long.
 // false: its time is over, or an operator's act was heard of meanwhile.
@@ -116,18 +117,7 @@ func (s Store) stale(found *looked) (claim.View, claim.Instant, bool) {
 // patience is how long etcd is asked, so that there is time for another answer.
 func patience(ctx context.Context) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
-		return min(withoutEtcd, time.Until(deadline)/2)
+		return min(askEtcdFor, time.Until(deadline)/2)
 	}
-	return withoutEtcd
-}
-
-// hintOf is what a finding says of what etcd will be found to have.
-func hintOf(f Finding) claim.Hint {
-	switch f {
-	case Absent:
-		return claim.LikelyNew
-	case Slow, Failed, Open, Bypassed, Disbelieved:
-		return claim.NoHint
-	}
-	return claim.LikelyRepeat
+	return askEtcdFor
 }

@@ -23,16 +23,13 @@ type Pool struct {
 }
 
 const helpRedisLooks = "Looks into Redis for an answer, by what was found: hit (it answered; all others had etcd asked); " +
-	"absent, marked (somebody asked a moment ago), staged (a finish is on its way), expired (too near to a deadline), undecided; " +
-	"epoch (it was taken back meanwhile); " +
-	"digest, hmac, revision, garbage, unreadable (it is not what was written there: it is not believed, and removed); " +
-	"slow, failed, open (the breaker); bypassed (by a switch), disbelieved (this node has not heard from etcd lately)."
+	"absent, marked (somebody asked a moment ago), staged (a finish is on its way), expired (too near to a deadline), undecided (no answer to this question); " +
+	"epoch (it was taken back meanwhile); unreadable (written by a newer version); " +
+	"digest, hmac, revision, garbage (it is not what was written there: it is not believed, and removed); " +
+	"slow, crowded (the queue is full), failed, open (the breaker); bypassed (by a switch), disbelieved (this node has not heard from etcd lately), undeclared (the namespace)."
 
 const helpRedisWrites = "Writes to Redis by kind (stage, confirm, fill, discard) and outcome: ok; " +
-	"kept (what is there is as new); lost (the stage is gone, or another's); open (the breaker); dropped (the queue is full); failed."
-
-// breakerStates are those of sony/gobreaker.
-var breakerStates = []string{"closed", "half-open", "open"}
+	"kept (what is there stays: it is as new, or not what was to be removed); lost (the stage is gone, or another's); open (the breaker); dropped (the queue is full); failed."
 
 // Redis adds the metrics of Redis; pool is asked at each scrape. Call it once.
 func (m *Metrics) Redis(pool func() Pool) *RedisMetrics {
@@ -47,8 +44,11 @@ func (m *Metrics) Redis(pool func() Pool) *RedisMetrics {
 			Name: metricRedisCommands, Help: "How many commands of concurrent calls shared a round trip, by lane.",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 8),
 		}, []string{labelLane}),
-		breaker: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricRedisBreaker, Help: "1 for the state that the breaker of Redis is in: closed (Redis is used), half-open (it is tried), open (etcd answers everything)."}, []string{labelState}),
-		opened:  prometheus.NewCounter(prometheus.CounterOpts{Name: metricRedisOpened, Help: "How often the breaker of Redis opened."}),
+		breaker: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricRedisBreaker, Help: "The parts of Redis (of a Cluster 16, else 1) by the state of their breakers: closed (it is used), half-open (it is tried), open (etcd answers instead)."}, []string{labelState}),
+		opened:  prometheus.NewCounter(prometheus.CounterOpts{Name: metricRedisOpened, Help: "How often a breaker of Redis opened."}),
+	}
+	for _, state := range []string{"closed", "half-open", "open"} { // those of sony/gobreaker
+		r.breaker.WithLabelValues(state).Set(0)
 	}
 	gauge := func(state string, value func(Pool) uint32) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -84,16 +84,13 @@ func (r *RedisMetrics) Pipeline(lane string, commands int, took time.Duration, o
 	r.commands.WithLabelValues(lane).Observe(float64(commands))
 }
 
-// Breaker tells where the breaker went.
-func (r *RedisMetrics) Breaker(state string) {
-	for _, s := range breakerStates {
-		value := 0.0
-		if s == state {
-			value = 1
-		}
-		r.breaker.WithLabelValues(s).Set(value)
+// Breaker tells where a breaker went; at the start it comes from "".
+func (r *RedisMetrics) Breaker(from, to string) {
+	if from != "" {
+		r.breaker.WithLabelValues(from).Dec()
 	}
-	if state == "open" {
+	r.breaker.WithLabelValues(to).Inc()
+	if to == "open" {
 		r.opened.Inc()
 	}
 }

@@ -41,7 +41,8 @@ func used() *Metrics {
 	r.Looked("hit")
 	r.Wrote("stage", "ok")
 	r.Pipeline("ask", 3, time.Millisecond, true)
-	r.Breaker("open")
+	r.Breaker("", "closed")
+	r.Breaker("closed", "open")
 	return m
 }
 
