@@ -232,9 +232,9 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 	})
 	serving, err := server.New(server.Config{
 		Store:            front,
-		Redis:            degraded,
+		RedisAway:        degraded,
 		Namespaces:       declared{follower, store},
-		Levers:           declared{follower, store},
+		Levers:           levers{store, follower},
 		Cluster:          clusterView{s.NodeID, follower, keeping},
 		Ready:            follower.Ready,
 		Metrics:          metrics,
@@ -405,8 +405,7 @@ func isUnavailable(err error) bool {
 	return claim.ReasonOf(err) == claim.StoreUnavailable || errors.Is(err, context.DeadlineExceeded)
 }
 
-// declared is what operators say, read from the follower and changed in the store:
-// the namespaces, and the levers of the cluster.
+// declared are the namespaces, read from the follower and changed in the store.
 type declared struct {
 	follower *watch.Follower
 	store    *etcdtxn.Store
@@ -427,19 +426,17 @@ func (d declared) Delete(ctx context.Context, name string, force bool) (int64, e
 	return d.store.DeleteNamespace(ctx, name, force)
 }
 
-func (d declared) Switches() ([]policy.Switch, error) {
-	if _, err := d.follower.View(); err != nil {
+// levers are the cluster's, turned in the store and read from the follower.
+type levers struct {
+	*etcdtxn.Store
+	follower *watch.Follower
+}
+
+func (l levers) Switches() ([]policy.Switch, error) {
+	if _, err := l.follower.View(); err != nil {
 		return nil, err
 	}
-	return d.follower.Switches(), nil
-}
-
-func (d declared) PutSwitch(ctx context.Context, sw policy.Switch) (policy.Switch, error) {
-	return d.store.PutSwitch(ctx, sw)
-}
-
-func (d declared) RaiseEpoch(ctx context.Context, reason string) (claim.ID, error) {
-	return d.store.RaiseEpoch(ctx, reason)
+	return l.follower.Switches(), nil
 }
 
 // clusterView is what this node knows of the cluster.

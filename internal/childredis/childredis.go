@@ -2,10 +2,10 @@
 // password, with nothing on disk but its log. It is for `dualcheck dev`; clusters that
 // matter have a Redis of their own.
 //
-// What always holds: until Close, a child that died is started again, and Dial finds it
-// where it listens then. A child never outlives Close; on Linux it does not outlive this
-// process either, however that ends. Nothing survives a restart of it: it holds only what
-// may be lost.
+// What always holds: it listens on one address for its whole life. Until Close, a child
+// that died is started again there, as soon as the port can be had. A child never outlives
+// Close; on Linux it does not outlive this process either, however that ends. Nothing
+// survives a restart of it: it holds only what may be lost.
 package childredis
 
 import (
@@ -21,14 +21,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+
+	"github.com/dualcheck/dualcheck/internal/childproc"
 )
 
 const (
@@ -45,10 +45,6 @@ const (
 	pingTimeout = time.Second
 	// portTries is how often Start tries another port when one was taken meanwhile.
 	portTries = 5
-	// brief is a run so short that the port may be to blame.
-	brief = time.Second
-	// briefRuns in a row, and another port is tried.
-	briefRuns = 2
 	// complainAfter so many failed restarts in a row, the log is told why.
 	complainAfter          = 5
 	firstBackOff, lastWait = 100 * time.Millisecond, 5 * time.Second
@@ -64,29 +60,20 @@ var (
 // Server is a redis-server that is kept running.
 type Server struct {
 	bin, dir string
+	port     int
 	out      *os.File // what the children print
 	log      *slog.Logger
-	hooks    hooks
 	stop     context.CancelFunc
 	done     chan struct{} // supervise has returned
-
-	mu   sync.Mutex
-	addr string
-}
-
-// hooks let a test step in; each may be nil.
-type hooks struct {
-	died   func(addr string) // the child on this port ended; the next has no port yet
-	chosen func(addr string) // a child is about to be started on this port
 }
 
 // Start starts redis-server on a free port of loopback and keeps it running until
 // Close. Its log is in dir, which is made if it is not there. ctx bounds the start only.
 func Start(ctx context.Context, dir string, log *slog.Logger) (*Server, error) {
-	return start(ctx, dir, log, hooks{})
+	return start(ctx, dir, log, childproc.FreePort)
 }
 
-func start(ctx context.Context, dir string, log *slog.Logger, hooks hooks) (_ *Server, err error) {
+func start(ctx context.Context, dir string, log *slog.Logger, freePort func() (int, error)) (_ *Server, err error) {
 	bin, err := find(ctx)
 	if err != nil {
 		return nil, err
@@ -103,8 +90,8 @@ func start(ctx context.Context, dir string, log *slog.Logger, hooks hooks) (_ *S
 	if err != nil {
 		return nil, fmt.Errorf("redis-server's log: %w", err)
 	}
-	s := &Server{bin: bin, dir: dir, out: out, log: log, hooks: hooks, done: make(chan struct{})}
-	c, err := s.first(ctx)
+	s := &Server{bin: bin, dir: dir, out: out, log: log, done: make(chan struct{})}
+	c, err := s.first(ctx, freePort)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start redis-server in %s: %w", dir, err), out.Close())
 	}
@@ -114,19 +101,8 @@ func start(ctx context.Context, dir string, log *slog.Logger, hooks hooks) (_ *S
 	return s, nil
 }
 
-// Addr is the host and port that it listens on now, or did last.
-func (s *Server) Addr() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.addr
-}
-
-// Dial connects to it where it listens now. It fails while a child that died has not
-// been replaced.
-func (s *Server) Dial(ctx context.Context) (net.Conn, error) {
-	var d net.Dialer
-	return d.DialContext(ctx, "tcp", s.Addr())
-}
+// Addr is the host and port that it listens on.
+func (s *Server) Addr() string { return net.JoinHostPort(host, strconv.Itoa(s.port)) }
 
 // Close ends redis-server and waits for its end. It may be called more than once.
 func (s *Server) Close() {
@@ -134,15 +110,16 @@ func (s *Server) Close() {
 	<-s.done
 }
 
-// first starts the first child, on another port if one was taken meanwhile.
-func (s *Server) first(ctx context.Context) (*child, error) {
+// first chooses the port and starts the first child, on another one if that was taken
+// meanwhile.
+func (s *Server) first(ctx context.Context, freePort func() (int, error)) (*child, error) {
 	for try := 1; ; try++ {
-		addr, err := freeAddr()
-		if err != nil {
-			return nil, err
+		var err error
+		if s.port, err = freePort(); err != nil {
+			return nil, fmt.Errorf("a port: %w", err)
 		}
-		c, err := s.launch(ctx, addr)
-		if err == nil || ctx.Err() != nil || try == portTries || free(addr) {
+		c, err := s.launch(ctx)
+		if err == nil || ctx.Err() != nil || try == portTries || free(s.Addr()) {
 			return c, err
 		}
 	}
@@ -153,21 +130,17 @@ func (s *Server) supervise(ctx context.Context, c *child) {
 	defer close(s.done)
 	defer s.out.Close()
 	wait := &backoff.ExponentialBackOff{InitialInterval: firstBackOff, MaxInterval: lastWait, Multiplier: 2}
-	short := 0 // runs in a row that were brief or did not begin
 	for {
+		up := time.Now()
 		select {
 		case <-ctx.Done():
 			c.end()
 			return
-		case <-c.exited:
+		case <-c.Done():
 		}
-		s.log.Warn("redis-server died; it is started again", "status", c.status(), "log", s.out.Name())
-		if c.ran >= brief {
-			short = 0
-		} else {
-			short++
-		}
-		if c.ran >= lastWait {
+		s.log.Warn("redis-server died; it is started again", "status", c.Status(), "log", s.out.Name())
+		// One that dies young over and over is started ever less often.
+		if time.Since(up) >= lastWait {
 			wait.Reset()
 		}
 		for failed := 0; ; {
@@ -176,103 +149,46 @@ func (s *Server) supervise(ctx context.Context, c *child) {
 				return
 			case <-time.After(wait.NextBackOff()):
 			}
-			if s.hooks.died != nil {
-				s.hooks.died(s.Addr())
-			}
 			var err error
-			if c, err = s.again(ctx, short < briefRuns); err == nil {
+			if c, err = s.launch(ctx); err == nil {
 				break
 			}
-			short++
 			if failed++; failed == complainAfter && ctx.Err() == nil {
-				s.log.Warn("redis-server does not start; it is tried again", "cause", err)
+				s.log.Warn("redis-server does not start; it is tried again", "addr", s.Addr(), "cause", err)
 			}
 		}
 		s.log.Info("redis-server is back", "addr", s.Addr())
 	}
 }
 
-// again starts the next child: on the port of the last if that is to be kept and is
-// free.
-func (s *Server) again(ctx context.Context, keep bool) (*child, error) {
-	addr := s.Addr()
-	if !keep || !free(addr) {
-		var err error
-		if addr, err = freeAddr(); err != nil {
-			return nil, err
-		}
-	}
-	return s.launch(ctx, addr)
-}
-
 // launch starts a child and waits until it answers; if it does not, none is left.
-func (s *Server) launch(ctx context.Context, addr string) (*child, error) {
+func (s *Server) launch(ctx context.Context) (*child, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if s.hooks.chosen != nil {
-		s.hooks.chosen(addr)
-	}
-	_, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return nil, err
-	}
 	before, err := s.out.Stat()
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(s.bin, "--port", port, "--bind", host, "--dir", s.dir,
+	cmd := exec.Command(s.bin, "--port", strconv.Itoa(s.port), "--bind", host, "--dir", s.dir,
 		"--save", "", "--appendonly", "no", "--daemonize", "no")
 	cmd.Stdout, cmd.Stderr = s.out, s.out
-	bind(cmd)
-	c, err := spawn(cmd)
+	p, err := childproc.StartApart(cmd)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.ready(ctx, addr); err != nil {
-		c.kill()
+	c := &child{p}
+	if err := c.ready(ctx, s.Addr()); err != nil {
+		c.Kill()
 		if line := lastLine(s.out, before.Size()); line != "" {
 			err = fmt.Errorf("%w: %s", err, line)
 		}
 		return nil, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.addr = addr
 	return c, nil
 }
 
 // child is one redis-server process.
-type child struct {
-	cmd    *exec.Cmd
-	exited chan struct{}
-	ran    time.Duration // set once it has exited
-}
-
-// spawn starts cmd and waits for its end in a goroutine that ends with it.
-func spawn(cmd *exec.Cmd) (*child, error) {
-	c := &child{cmd: cmd, exited: make(chan struct{})}
-	started := make(chan error)
-	go func() {
-		defer close(c.exited)
-		// Linux kills the child when the thread that started it ends, not only when the
-		// process does: so the thread stays until the child has ended.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		began := time.Now()
-		err := cmd.Start()
-		started <- err
-		if err != nil {
-			return
-		}
-		_ = cmd.Wait() // how it ended is asked of its state
-		c.ran = time.Since(began)
-	}()
-	if err := <-started; err != nil {
-		<-c.exited
-		return nil, err
-	}
-	return c, nil
-}
+type child struct{ *childproc.Process }
 
 // ready waits until it answers on addr.
 func (c *child) ready(ctx context.Context, addr string) error {
@@ -281,12 +197,12 @@ func (c *child) ready(ctx context.Context, addr string) error {
 	for {
 		// If somebody else took the port, it may be a Redis too, and it would answer.
 		pid, err := ping(ctx, addr)
-		if err == nil && pid == c.cmd.Process.Pid {
+		if err == nil && pid == c.Pid() {
 			return nil
 		}
 		select {
-		case <-c.exited:
-			return fmt.Errorf("it ended (%s)", c.status())
+		case <-c.Done():
+			return fmt.Errorf("it ended (%s)", c.Status())
 		case <-ctx.Done():
 			return fmt.Errorf("it does not answer: %w", ctx.Err())
 		case <-poll.C:
@@ -294,25 +210,16 @@ func (c *child) ready(ctx context.Context, addr string) error {
 	}
 }
 
-// status is how it ended; it has exited.
-func (c *child) status() string { return c.cmd.ProcessState.String() }
-
 // end asks it to end, and kills it if it does not.
 func (c *child) end() {
-	if c.cmd.Process.Signal(syscall.SIGTERM) == nil {
+	if c.Signal(syscall.SIGTERM) == nil {
 		select {
-		case <-c.exited:
+		case <-c.Done():
 			return
 		case <-time.After(stopTimeout):
 		}
 	}
-	c.kill()
-}
-
-// kill kills it and waits for its end.
-func (c *child) kill() {
-	_ = c.cmd.Process.Kill() // fails if it has ended already
-	<-c.exited
+	c.Kill()
 }
 
 // ping asks whoever listens on addr whether it is a Redis that answers, and for its
@@ -390,12 +297,4 @@ func lastLine(out *os.File, from int64) string {
 func free(addr string) bool {
 	l, err := net.Listen("tcp", addr)
 	return err == nil && l.Close() == nil
-}
-
-func freeAddr() (string, error) {
-	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
-	if err != nil {
-		return "", fmt.Errorf("a port for redis-server: %w", err)
-	}
-	return l.Addr().String(), l.Close()
 }

@@ -1,7 +1,6 @@
 package childredis
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -12,30 +11,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-)
 
-// childEnv makes the test binary run as a process that only keeps a redis-server.
-const childEnv = "CHILDREDIS_TEST_DIR"
+	"github.com/dualcheck/dualcheck/internal/childproc"
+)
 
 // patience bounds every wait for something that must come.
 const patience = 20 * time.Second
-
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(childEnv); dir != "" {
-		s, err := Start(context.Background(), dir, slog.New(slog.DiscardHandler))
-		if err != nil {
-			panic(err)
-		}
-		os.Stdout.WriteString(s.Addr() + "\n")
-		select {} // until it is killed
-	}
-	os.Exit(m.Run())
-}
 
 // logLines keeps what was logged, and lets a test wait for it.
 type logLines struct {
@@ -85,10 +72,15 @@ const (
 	back = "redis-server is back"
 )
 
-func mustStart(t *testing.T, dir string, hooks hooks) (*Server, *logLines) {
+func mustStart(t *testing.T, dir string) (*Server, *logLines) {
+	t.Helper()
+	return mustStartOn(t, dir, childproc.FreePort)
+}
+
+func mustStartOn(t *testing.T, dir string, freePort func() (int, error)) (*Server, *logLines) {
 	t.Helper()
 	lines := &logLines{more: make(chan struct{})}
-	s, err := start(t.Context(), dir, slog.New(slog.NewTextHandler(lines, nil)), hooks)
+	s, err := start(t.Context(), dir, slog.New(slog.NewTextHandler(lines, nil)), freePort)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,9 +131,9 @@ func closedSoon(t *testing.T, conn net.Conn) {
 
 func TestStartsAnswersAndIsClosed(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), `a "quoted" name`, "redis")
-	s, lines := mustStart(t, dir, hooks{})
+	s, lines := mustStart(t, dir)
 	pid := answers(t, s)
-	conn, err := s.Dial(t.Context())
+	conn, err := net.Dial("tcp", s.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +161,7 @@ func TestStartsAnswersAndIsClosed(t *testing.T) {
 }
 
 func TestKilledIsBackOnItsPort(t *testing.T) {
-	s, lines := mustStart(t, t.TempDir(), hooks{})
+	s, lines := mustStart(t, t.TempDir())
 	addr, pid := s.Addr(), answers(t, s)
 	kill(t, pid)
 	lines.wait(t, back, 1)
@@ -185,40 +177,12 @@ func TestKilledIsBackOnItsPort(t *testing.T) {
 	}
 }
 
-func TestPortTakenMeanwhile(t *testing.T) {
-	var taken net.Listener
-	hook := hooks{died: func(addr string) {
-		if taken != nil {
-			return
-		}
-		var err error
-		if taken, err = net.Listen("tcp", addr); err != nil {
-			t.Error(err)
-		}
-	}, chosen: func(addr string) {
-		if taken != nil && addr == taken.Addr().String() {
-			t.Error("a port that was seen to be taken is tried")
-		}
-	}}
-	s, lines := mustStart(t, t.TempDir(), hook)
-	addr := s.Addr()
-	kill(t, answers(t, s))
-	lines.wait(t, back, 1)
-	if taken != nil {
-		defer taken.Close()
-	}
-	if s.Addr() == addr {
-		t.Error("it says that it listens on a port of somebody else's")
-	}
-	answers(t, s)
-}
-
-// impostor is a listener that answers as a Redis would.
+// impostor listens on a port of redis-server's and answers as a Redis would.
 func impostor(t *testing.T, addr string) (stop func()) {
+	t.Helper()
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		t.Error(err)
-		return func() {}
+		t.Fatal(err)
 	}
 	done := make(chan struct{})
 	go func() {
@@ -238,38 +202,76 @@ func impostor(t *testing.T, addr string) (stop func()) {
 	}
 }
 
-// The port is free when it is looked at, and taken when redis-server wants it.
+// The port is free when it is chosen, and taken when redis-server wants it.
 func TestPortTakenAtTheLastMoment(t *testing.T) {
-	var mu sync.Mutex
-	var stops []func()
-	taken := map[string]bool{}
-	hook := hooks{chosen: func(addr string) {
-		mu.Lock()
-		defer mu.Unlock()
-		// The first start, and the first restart.
-		if len(stops) == 0 || len(stops) == 2 {
-			stops, taken[addr] = append(stops, impostor(t, addr)), true
-		} else {
-			stops = append(stops, func() {})
+	var taken []int
+	s, lines := mustStartOn(t, t.TempDir(), func() (int, error) {
+		port, err := childproc.FreePort()
+		if err == nil && len(taken) < 2 {
+			taken = append(taken, port)
+			t.Cleanup(impostor(t, net.JoinHostPort(host, strconv.Itoa(port))))
 		}
-	}}
-	s, lines := mustStart(t, t.TempDir(), hook)
-	defer func() {
-		for _, stop := range stops {
-			stop()
-		}
-	}()
-	kill(t, answers(t, s))
-	lines.wait(t, back, 1)
-	mu.Lock()
-	defer mu.Unlock()
-	if len(taken) != 2 || taken[s.Addr()] {
+		return port, err
+	})
+	if len(taken) != 2 || slices.Contains(taken, s.port) {
 		t.Errorf("it listens on %s; taken were %v", s.Addr(), taken)
 	}
-	if lines.count(died) != 1 {
+	answers(t, s)
+	if lines.String() != "" {
+		t.Errorf("logged, though it started: %s", lines)
+	}
+}
+
+func TestEveryPortTaken(t *testing.T) {
+	port, err := childproc.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer impostor(t, net.JoinHostPort(host, strconv.Itoa(port)))()
+	tries := 0
+	_, err = start(t.Context(), t.TempDir(), slog.New(slog.DiscardHandler), func() (int, error) {
+		tries++
+		return port, nil
+	})
+	if err == nil || tries != portTries {
+		t.Errorf("%d tries, then %v", tries, err)
+	}
+}
+
+// While it is down somebody else takes its port: it waits for that one.
+func TestPortTakenMeanwhile(t *testing.T) {
+	fail := breakable(t)
+	s, lines := mustStart(t, t.TempDir())
+	addr := s.Addr()
+	mend := fail()
+	kill(t, answers(t, s))
+	lines.wait(t, died, 1)
+	stop := impostor(t, addr)
+	defer stop()
+	mend()
+	poll := time.NewTicker(pollEvery)
+	defer poll.Stop()
+	for late := time.Now().Add(patience); ; <-poll.C {
+		b, err := os.ReadFile(s.out.Name())
+		if err != nil || time.Now().After(late) {
+			t.Fatalf("it did not try to listen: %q, %v", b, err)
+		}
+		if bytes.Contains(b, []byte("Address already in use")) {
+			break
+		}
+	}
+	if lines.count(back) != 0 {
 		t.Errorf("an impostor was believed:\n%s", lines)
 	}
+	stop()
+	lines.wait(t, back, 1)
+	if s.Addr() != addr {
+		t.Errorf("it listens on %s, and did on %s", s.Addr(), addr)
+	}
 	answers(t, s)
+	if lines.count(died) != 1 {
+		t.Errorf("it died more than once:\n%s", lines)
+	}
 }
 
 // script puts a redis-server into PATH that is a shell script, and nothing else. In it,
@@ -288,60 +290,44 @@ func script(t *testing.T, body string) {
 	t.Setenv("PATH", dir)
 }
 
-// It does not listen on a port for a reason that only it knows.
-func TestPortThatKillsItIsLeft(t *testing.T) {
-	bad := filepath.Join(t.TempDir(), "bad")
-	t.Setenv("BAD", bad)
-	script(t, `[ -f "$BAD" ] && read -r port <"$BAD" && [ "$2" = "$port" ] && exit 3
-exec "$REAL" "$@"
-`)
-	s, lines := mustStart(t, t.TempDir(), hooks{})
-	addr := s.Addr()
-	_, port, _ := net.SplitHostPort(addr)
-	if err := os.WriteFile(bad, []byte(port+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	kill(t, answers(t, s))
-	lines.wait(t, back, 1)
-	if s.Addr() == addr {
-		t.Error("it listens on a port that kills it")
-	}
-	answers(t, s)
-}
-
-func TestRestartThatFailsIsToldAndCanBeClosed(t *testing.T) {
+// breakable puts a redis-server into PATH that does not start from fail to mend.
+func breakable(t *testing.T) (fail func() (mend func())) {
 	broken := filepath.Join(t.TempDir(), "broken")
 	t.Setenv("BROKEN", broken)
 	script(t, `[ -f "$BROKEN" ] && echo no luck today && exit 3
 exec "$REAL" "$@"
 `)
-	s, lines := mustStart(t, t.TempDir(), hooks{})
-	if err := os.WriteFile(broken, nil, 0o600); err != nil {
-		t.Fatal(err)
+	return func() func() {
+		if err := os.WriteFile(broken, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			if err := os.Remove(broken); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
-	kill(t, answers(t, s))
+}
+
+func TestRestartThatFailsIsToldAndCanBeClosed(t *testing.T) {
+	fail := breakable(t)
+	s, lines := mustStart(t, t.TempDir())
+	fail()
+	pid := answers(t, s)
+	kill(t, pid)
 	lines.wait(t, "no luck today", 1)
 	if lines.count("level=WARN") != 2 || lines.count("exit status 3") != 1 {
 		t.Errorf("not one warning that it died and one that it does not start:\n%s", lines)
 	}
 	s.Close()
+	gone(t, pid)
 }
 
-func TestCloseWhileItIsDown(t *testing.T) {
-	down := make(chan struct{}, 1)
-	s, _ := mustStart(t, t.TempDir(), hooks{died: func(string) {
-		select {
-		case down <- struct{}{}:
-		default:
-		}
-	}})
+func TestCloseWhileItComesBack(t *testing.T) {
+	s, lines := mustStart(t, t.TempDir())
 	pid := answers(t, s)
 	kill(t, pid)
-	select {
-	case <-down:
-	case <-time.After(patience):
-		t.Fatal("nobody saw that it died")
-	}
+	lines.wait(t, died, 1)
 	s.Close()
 	gone(t, pid)
 	if !free(s.Addr()) {
@@ -394,12 +380,12 @@ echo first; echo the cause of it; exit 3
 
 func TestStartEndsWithItsContext(t *testing.T) {
 	// It runs, and listens elsewhere.
-	elsewhere, err := freeAddr()
+	port, err := childproc.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, port, _ := net.SplitHostPort(elsewhere)
-	t.Setenv("ELSEWHERE", port)
+	elsewhere := net.JoinHostPort(host, strconv.Itoa(port))
+	t.Setenv("ELSEWHERE", strconv.Itoa(port))
 	script(t, `[ "$1" = --version ] && exec "$REAL" "$@"
 exec "$REAL" --port "$ELSEWHERE" --bind 127.0.0.1 --dir "$6" --save ""
 `)
@@ -427,45 +413,5 @@ exec "$REAL" --port "$ELSEWHERE" --bind 127.0.0.1 --dir "$6" --save ""
 		t.Error("the child never ran")
 	} else {
 		gone(t, pid)
-	}
-}
-
-func TestKilledTakesItsChildWithIt(t *testing.T) {
-	dir := t.TempDir()
-	parent := exec.Command(os.Args[0])
-	parent.Env = append(os.Environ(), childEnv+"="+dir)
-	out, err := parent.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := parent.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = parent.Process.Kill() })
-	line, _, err := bufio.NewReader(out).ReadLine()
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := string(line)
-	conn, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	pid, err := ping(t.Context(), addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := parent.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = parent.Wait() // it was killed
-	// A start on the same directory works at once.
-	s, _ := mustStart(t, dir, hooks{})
-	answers(t, s)
-	if runtime.GOOS == "linux" {
-		closedSoon(t, conn)
-	} else {
-		kill(t, pid)
 	}
 }

@@ -12,8 +12,8 @@ type Policy struct {
 	MaxAttempts        int32
 	RequireFingerprint bool
 	MaxResultBytes     int64
-	// CacheTTLMin and CacheTTLMax bound how long a finished record is cached.
-	CacheTTLMin, CacheTTLMax time.Duration
+	// CacheTTLMax bounds how long a finished record is cached.
+	CacheTTLMax time.Duration
 	// ReplayWithoutEtcd: while etcd cannot decide, what was surely finished is
 	// replayed from a cache, marked stale.
 	ReplayWithoutEtcd bool

@@ -35,7 +35,7 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.Begi
 		absent = &guess{}
 	}
 	id := claim.NewID()
-	c, err := s.onRecord(ctx, "begin", req.Namespace, req.Key, id, absent, false,
+	c, err := s.onRecord(ctx, business{kind: "begin", namespace: req.Namespace, key: req.Key, id: id, guess: absent},
 		func(rec *claim.Record, m claim.Moment) (write *claim.Record, err error) {
 			answer, write, err = claim.Begin(rec, req, m)
 			return write, err
@@ -96,7 +96,7 @@ var errTakenAway = errors.New("the claim is no longer this call's")
 func (s *Store) renewed(ctx context.Context, req *claim.BeginRequest, lease time.Duration, c concluded) (concluded, error) {
 	for claim.Renew(c.record, lease, s.elapsed(c.outcome)) != nil {
 		id := c.record.ClaimID
-		next, err := s.onRecord(ctx, "begin", req.Namespace, req.Key, id, &guess{c.there, c.view.Generation}, false,
+		next, err := s.onRecord(ctx, business{kind: "begin", namespace: req.Namespace, key: req.Key, id: id, guess: &guess{c.there, c.view.Generation}},
 			func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
 				if rec.Gone(m.Now) || rec.ClaimID != id || rec.State != claim.Pending {
 					return nil, errTakenAway

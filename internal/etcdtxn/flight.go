@@ -101,8 +101,8 @@ func (s *Store) fly() {
 	}
 }
 
-// take returns what a reader is to send next, once it has landed what it sent before;
-// nothing ends the reader. A key that another reader has in flight waits.
+// take returns what a reader is to send next, once it has landed what it sent before; an
+// empty batch ends the reader. A key that another reader has in flight waits.
 func (f *flights) take(landed []*flight) (batch []*flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

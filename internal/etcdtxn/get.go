@@ -10,7 +10,7 @@ import (
 func (s *Store) Get(ctx context.Context, namespace, key string) (claim.Found, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	c, err := s.onRecord(ctx, "get", namespace, key, claim.ID{}, nil, false,
+	c, err := s.onRecord(ctx, business{kind: "get", namespace: namespace, key: key},
 		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
 			return nil, claim.Known(rec, namespace, m)
 		})

@@ -64,7 +64,7 @@ func (s *Store) List(ctx context.Context, req *claim.ListRequest) (claim.Page, e
 	if err != nil {
 		return claim.Page{}, err
 	}
-	if next.slot < layout.Slots {
+	if next.slot < claim.Slots {
 		page.Next = next.token()
 	}
 	return page, nil
@@ -81,7 +81,7 @@ func (s *Store) passOver(err error) error {
 func refuse(err error) error { return err }
 
 // scan hands a namespace's records on, slot by slot from a place, until it is told
-// to stop. It returns the place after the last record; its slot is layout.Slots at
+// to stop. It returns the place after the last record; its slot is claim.Slots at
 // the end. A record that cannot be read is handed to unreadable, whose error ends it.
 func (s *Store) scan(ctx context.Context, namespace string, at cursor, unreadable func(error) error, more func(*claim.Record, claim.Instant) bool) (cursor, error) {
 	return s.scanUntil(ctx, namespace, at, time.Time{}, unreadable, more)
@@ -92,7 +92,7 @@ func (s *Store) scanUntil(ctx context.Context, namespace string, at cursor, unti
 	first := at
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 20*time.Millisecond, 500*time.Millisecond
-	for slots := 1; at.slot < layout.Slots; {
+	for slots := 1; at.slot < claim.Slots; {
 		if !until.IsZero() && at != first && time.Now().After(until) {
 			return at, nil
 		}
@@ -101,7 +101,7 @@ func (s *Store) scanUntil(ctx context.Context, namespace string, at cursor, unti
 			return at, err
 		}
 		var ops []clientv3.Op
-		for slot := at.slot; slot < min(at.slot+slots, layout.Slots); slot++ {
+		for slot := at.slot; slot < min(at.slot+slots, claim.Slots); slot++ {
 			prefix := layout.RecordsOf(slot, namespace)
 			from := prefix
 			if slot == at.slot && at.last != "" {

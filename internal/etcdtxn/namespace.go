@@ -98,7 +98,7 @@ func (s *Store) empty(ctx context.Context, name string) (int64, error) {
 		return 0, err
 	}
 	forgotten := int64(0)
-	for at := (cursor{}); at.slot < layout.Slots; {
+	for at := (cursor{}); at.slot < claim.Slots; {
 		var keys []string
 		at, err = s.scan(ctx, name, at, refuse, func(rec *claim.Record, now claim.Instant) bool {
 			if !rec.Gone(now) {
@@ -122,7 +122,7 @@ func (s *Store) empty(ctx context.Context, name string) (int64, error) {
 // forgetHeld forgets a record of a namespace whose Begins are held: its mark is
 // open at once.
 func (s *Store) forgetHeld(ctx context.Context, namespace, key string) error {
-	_, err := s.onRecord(ctx, "forget", namespace, key, claim.ID{}, nil, true,
+	_, err := s.onRecord(ctx, business{kind: "forget", namespace: namespace, key: key, takesBack: true},
 		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
 			if !m.Policy.Held { // and so no claim is safe from this any more
 				return nil, endedElsewhere(namespace)

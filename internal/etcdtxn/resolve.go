@@ -10,7 +10,7 @@ import (
 func (s *Store) Resolve(ctx context.Context, req *claim.ResolveRequest) (claim.Found, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	c, err := s.onRecord(ctx, "resolve", req.Namespace, req.Key, claim.ID{}, nil, false,
+	c, err := s.onRecord(ctx, business{kind: "resolve", namespace: req.Namespace, key: req.Key},
 		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
 			_, write, err := claim.Resolve(rec, req, m)
 			return write, err

@@ -261,22 +261,32 @@ type guess struct {
 	generation uint64
 }
 
+// business is what is to be done with one record.
+type business struct {
+	kind, namespace, key string
+	// id is for the claim, if one is given.
+	id    claim.ID
+	guess *guess
+	// takesBack: it may take back something finished, and so moves the slot's epoch.
+	takesBack bool
+}
+
 // onRecord settles an operation on one record.
-func (s *Store) onRecord(ctx context.Context, kind, namespace, key string, id claim.ID, taken *guess, slotEpoch bool, decide judge) (concluded, error) {
-	name := layout.NameOf(namespace, key)
+func (s *Store) onRecord(ctx context.Context, b business, decide judge) (concluded, error) {
+	name := layout.NameOf(b.namespace, b.key)
 	var last *claim.Record
 	var proposed string // the finished bytes that were last staged
 	var committed func(revision int64)
-	op := &operation{kind: kind, key: name.Key}
-	if taken != nil {
-		op.guess, op.generation = &taken.there, taken.generation
+	op := &operation{kind: b.kind, key: name.Key}
+	if b.guess != nil {
+		op.guess, op.generation = &b.guess.there, b.guess.generation
 	}
 	op.decide = func(there found, v *claim.View, now claim.Instant) ([]put, error) {
-		m, err := s.moment(v, now, namespace, id)
+		m, err := s.moment(v, now, b.namespace, b.id)
 		if err != nil {
 			return nil, err
 		}
-		rec, err := s.decode(there, namespace, key)
+		rec, err := s.decode(there, b.namespace, b.key)
 		if err != nil {
 			return nil, err
 		}
@@ -293,7 +303,7 @@ func (s *Store) onRecord(ctx context.Context, kind, namespace, key string, id cl
 		if write.State.Finished() {
 			proposed, committed = puts[0].value, s.cfg.Cache.Stage(v, write, value)
 		}
-		if slotEpoch {
+		if b.takesBack {
 			puts = append(puts, put{key: name.SlotEpoch})
 		}
 		return puts, nil
@@ -307,7 +317,7 @@ func (s *Store) onRecord(ctx context.Context, kind, namespace, key string, id cl
 	}
 	out := concluded{outcome: end, record: last}
 	if end.written {
-		if out.record, err = s.decode(end.there, namespace, key); err != nil {
+		if out.record, err = s.decode(end.there, b.namespace, b.key); err != nil {
 			return out, err
 		}
 	}
@@ -316,6 +326,8 @@ func (s *Store) onRecord(ctx context.Context, kind, namespace, key string, id cl
 	case end.written && proposed == string(end.there.value):
 		committed(end.there.revision)
 	case !out.record.Gone(end.now):
+		// Read; or written by an earlier try than the one that was staged last, whose
+		// bytes are not these.
 		s.cfg.Cache.Found(&end.view, out.record, end.there.value)
 	}
 	return out, nil

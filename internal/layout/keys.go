@@ -13,8 +13,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-
-	"github.com/dualcheck/dualcheck/internal/claim"
 )
 
 // Keys and prefixes below the root.
@@ -35,9 +33,6 @@ const (
 
 	// SlotEpochs are the keys whose ModRevisions are the slots' epochs.
 	SlotEpochs = Meta + "e/"
-
-	// Slots is how many parts the key space has.
-	Slots = claim.Slots
 )
 
 // Name is where a record is kept.
@@ -46,7 +41,7 @@ type Name struct {
 	Key string
 	// SlotEpoch is /m/e/<slot>.
 	SlotEpoch string
-	// Slot is 0 ... Slots-1, and Hash the last part of Key.
+	// Slot is 0 ... claim.Slots-1, and Hash the last part of Key.
 	Slot int
 	Hash string
 }
@@ -73,7 +68,7 @@ func NamespaceID(namespace string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// RecordsOf is the prefix of a namespace's records in one slot, 0 ... Slots-1.
+// RecordsOf is the prefix of a namespace's records in one slot, 0 ... claim.Slots-1.
 func RecordsOf(slot int, namespace string) string {
 	return fmt.Sprintf("%s%03x/%s/", Records, slot, NamespaceID(namespace))
 }

@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
 	"github.com/dualcheck/dualcheck/internal/policy"
 )
@@ -92,7 +93,7 @@ func TestC48NoUserByteIsInAKeyAndNoTwoPairsShareOne(t *testing.T) {
 
 func TestC48ListingANamespaceNeverSeesAnother(t *testing.T) {
 	for _, other := range []string{"a:b", "ab", "a.b", "a-", "b", "aa"} {
-		for slot := range layout.Slots {
+		for slot := range claim.Slots {
 			if strings.HasPrefix(layout.RecordsOf(slot, other), layout.RecordsOf(slot, "a")) {
 				t.Fatalf("slot %d of %q is inside that of %q", slot, other, "a")
 			}
@@ -107,14 +108,14 @@ func TestC48ListingANamespaceNeverSeesAnother(t *testing.T) {
 // times its share.
 func TestKeysSpreadOverTheSlots(t *testing.T) {
 	counts := map[string]int{}
-	for i := range 10 * layout.Slots {
+	for i := range 10 * claim.Slots {
 		counts[layout.NameOf("pay", fmt.Sprint("order-", i)).SlotEpoch]++
 	}
 	most := 0
 	for _, n := range counts {
 		most = max(most, n)
 	}
-	if len(counts) < layout.Slots-8 || most > 100 {
-		t.Errorf("%d of %d slots are used, one %d times", len(counts), layout.Slots, most)
+	if len(counts) < claim.Slots-8 || most > 100 {
+		t.Errorf("%d of %d slots are used, one %d times", len(counts), claim.Slots, most)
 	}
 }

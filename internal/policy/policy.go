@@ -128,7 +128,6 @@ func (n Namespace) Claim() claim.Policy {
 		MaxAttempts:        p.MaxAttempts,
 		RequireFingerprint: p.RequireFingerprint,
 		MaxResultBytes:     p.MaxResultBytes,
-		CacheTTLMin:        *p.CacheTTLMin,
 		CacheTTLMax:        *p.CacheTTLMax,
 		ReplayWithoutEtcd:  p.WithoutEtcd == ReplayOnly,
 		Held:               n.Deleting,

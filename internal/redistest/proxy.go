@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/dualcheck/dualcheck/internal/childproc"
 )
 
 // Proxy stands between clients and a server and does to their bytes what networks
@@ -50,7 +52,7 @@ type chunk struct {
 // NewProxy starts a proxy to a server's address; it ends with the test.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
-	port, err := freePort()
+	port, err := childproc.FreePort()
 	if err != nil {
 		t.Fatalf("proxy: %v", err)
 	}

@@ -21,6 +21,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/dualcheck/dualcheck/internal/childproc"
 )
 
 const logName = "redis.log"
@@ -36,7 +38,7 @@ type Server struct {
 	password string
 
 	mu     sync.Mutex
-	proc   *process // nil while killed
+	proc   *childproc.Process // nil while killed
 	paused bool
 	admin  *redis.Client
 }
@@ -88,11 +90,11 @@ func newServer(t testing.TB, c conf) (*Server, error) {
 	t.Cleanup(s.close)
 	for range 5 {
 		var err error
-		if s.port, err = freePort(); err != nil {
+		if s.port, err = childproc.FreePort(); err != nil {
 			return nil, err
 		}
 		if c.bus {
-			if s.bus, err = freePort(); err != nil {
+			if s.bus, err = childproc.FreePort(); err != nil {
 				return nil, err
 			}
 		}
@@ -148,17 +150,17 @@ func (s *Server) start() error {
 		if err != nil {
 			return err
 		}
-		if field(info, "process_id") != strconv.Itoa(p.os.Pid) {
+		if field(info, "process_id") != strconv.Itoa(p.Pid()) {
 			return errors.New("another process answers")
 		}
 		if s.conf.ready != nil {
 			return s.conf.ready(ctx, admin)
 		}
 		return nil
-	}, p.done)
+	}, p.Done())
 	if err != nil {
 		admin.Close() //nolint:errcheck // the server is given up
-		p.kill()
+		p.Kill()
 		return fmt.Errorf("start redis-server: %w\n%s", err, s.log())
 	}
 	s.mu.Lock()
@@ -237,7 +239,7 @@ func (s *Server) Kill() {
 		return
 	}
 	s.admin.Close() //nolint:errcheck // its server goes as well
-	s.proc.kill()
+	s.proc.Kill()
 	s.proc, s.paused, s.admin = nil, false, nil
 }
 
@@ -263,14 +265,14 @@ func (s *Server) Resume() {
 	s.signal(false, resume)
 }
 
-func (s *Server) signal(paused bool, send func(*os.Process) error) {
+func (s *Server) signal(paused bool, send func(*childproc.Process) error) {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.proc == nil {
 		s.t.Fatalf("redis at %s was killed", s.Addr())
 	}
-	if err := send(s.proc.os); err != nil {
+	if err := send(s.proc); err != nil {
 		s.t.Fatalf("redis at %s: %v", s.Addr(), err)
 	}
 	s.paused = paused

@@ -17,7 +17,7 @@ import (
 func TestC62DegradedIsLoud(t *testing.T) {
 	var lost atomic.Bool
 	w := start(t, func(c *Config) {
-		c.Redis = func() error {
+		c.RedisAway = func() error {
 			if lost.Load() {
 				return errors.New("not used, etcd answers everything: connection refused")
 			}

@@ -228,13 +228,12 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	if code != http.StatusOK {
 		verdict = "not ready"
 	}
-	switch {
-	case s.cfg.Redis == nil:
+	if s.cfg.RedisAway == nil {
 		verbose.WriteString("[ ] redis: this node has none, etcd answers everything\n")
-	case s.cfg.Redis() == nil:
+	} else if why := s.cfg.RedisAway(); why == nil {
 		verbose.WriteString("[+] redis ok\n")
-	default: // no reason not to serve
-		fmt.Fprintf(&verbose, "[!] redis: %v\n", s.cfg.Redis())
+	} else { // no reason not to serve
+		fmt.Fprintf(&verbose, "[!] redis: %v\n", why)
 		verdict += " degraded=redis"
 	}
 	if r.URL.Query().Has("verbose") {

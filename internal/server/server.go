@@ -37,10 +37,10 @@ type Config struct {
 	Cluster    Cluster
 	// Ready says why this node cannot serve, nil if it can.
 	Ready func() error
-	// Redis says why Redis is not used, nil if it is; a nil func: this node has none.
-	Redis   func() error
-	Metrics *telemetry.Metrics
-	Log     *slog.Logger
+	// RedisAway says why Redis is not used, nil if it is; a nil func: this node has none.
+	RedisAway func() error
+	Metrics   *telemetry.Metrics
+	Log       *slog.Logger
 	// PlainKeys puts users' keys into logs as they are.
 	PlainKeys bool
 	// TLS is for both ports; nil serves in the clear.
@@ -220,7 +220,7 @@ func (s *Server) Ready() error {
 // degraded names the part that this node does without, "" if none: what it answers is
 // as right as ever, and slower.
 func (s *Server) degraded() string {
-	if s.cfg.Redis != nil && s.cfg.Redis() != nil {
+	if s.cfg.RedisAway != nil && s.cfg.RedisAway() != nil {
 		return "redis"
 	}
 	return ""

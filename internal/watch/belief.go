@@ -7,7 +7,8 @@ import (
 	"github.com/dualcheck/dualcheck/internal/claim"
 )
 
-// belief is until when this node may act by the epochs and switches it has applied.
+// belief is since when this node is known to know all: it may act by the epochs and
+// switches it has applied for claim.BelievedFor from then.
 // A linearizable read that was sent at some time saw everything committed before;
 // once the watch has brought all up to that read's revision, so has this node.
 type belief struct {

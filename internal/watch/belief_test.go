@@ -85,9 +85,9 @@ func TestBeliefEnds(t *testing.T) {
 	now++
 	believes(false, "later than that")
 	f.belief.asked(now, s.applied+5)
-	f.reached(s.applied + 4)
+	f.progressed(s.applied + 4)
 	believes(false, "the watch is one revision behind")
-	f.reached(s.applied + 5)
+	f.progressed(s.applied + 5)
 	believes(true, "the watch has told that it is so far")
 
 	back := base(t)

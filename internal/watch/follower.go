@@ -173,7 +173,7 @@ func (f *Follower) listAndWatch(ctx context.Context) error {
 				return fmt.Errorf("watch: %w", err)
 			}
 			if resp.IsProgressNotify() { // all up to here has been brought
-				f.reached(resp.Header.Revision)
+				f.progressed(resp.Header.Revision)
 				continue
 			}
 			f.apply(resp.Events)
@@ -267,8 +267,8 @@ func (f *Follower) publish(next *state, listed bool) {
 	f.signal()
 }
 
-// reached takes note that the watch has brought all changes up to a revision.
-func (f *Follower) reached(revision int64) {
+// progressed takes note that the watch has brought all changes up to a revision.
+func (f *Follower) progressed(revision int64) {
 	f.mu.Lock()
 	current := f.state
 	f.mu.Unlock()

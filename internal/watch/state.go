@@ -23,7 +23,7 @@ type Node struct {
 }
 
 // state is what one revision left behind. It is never changed once published;
-// apply makes the next one.
+// next makes the next one.
 type state struct {
 	applied   int64
 	guard     int64

@@ -8,7 +8,7 @@ import (
 
 // A child that does not act on SIGTERM is killed.
 func TestCloseOfAChildThatHangs(t *testing.T) {
-	s, _ := mustStart(t, t.TempDir(), hooks{})
+	s, _ := mustStart(t, t.TempDir())
 	pid := answers(t, s)
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -23,7 +23,7 @@ func TestCloseOfAChildThatHangs(t *testing.T) {
 
 // What the terminal sends to this process's group does not reach the child.
 func TestItsOwnProcessGroup(t *testing.T) {
-	s, _ := mustStart(t, t.TempDir(), hooks{})
+	s, _ := mustStart(t, t.TempDir())
 	pid := answers(t, s)
 	if group, err := syscall.Getpgid(pid); err != nil || group != pid {
 		t.Errorf("process %d is in group %d, %v", pid, group, err)
