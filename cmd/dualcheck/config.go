@@ -1,12 +1,10 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"os"
 	"reflect"
 	"slices"
@@ -79,9 +77,6 @@ type settings struct {
 	MaxConnectionAge time.Duration `koanf:"max-connection-age"`
 	PreDrainDelay    time.Duration `koanf:"pre-drain-delay"`
 	DrainTimeout     time.Duration `koanf:"drain-timeout"`
-
-	// redisDial reaches the Redis that dev runs, which may move.
-	redisDial func(ctx context.Context) (net.Conn, error)
 }
 
 // defaultSettings are what a server is run with if nothing is said.
@@ -91,7 +86,6 @@ func defaultSettings() settings {
 		HTTPAddr:         ":7071",
 		RedisMode:        string(rediscache.Standalone),
 		RedisAddrs:       []string{},
-		RedisPoolSize:    rediscache.DefaultPoolSize,
 		LogFormat:        string(telemetry.LogText),
 		LogLevel:         "info",
 		Reflection:       true,
@@ -134,7 +128,7 @@ func settingsFlags(cmd *cobra.Command) {
 	f.String("redis-cert-file", d.RedisCertFile, "show Redis this certificate (PEM)")
 	f.String("redis-key-file", d.RedisKeyFile, "that certificate's key (PEM)")
 	f.String("redis-server-name", d.RedisServerName, "the name that Redis's certificate must have (default: the address's host)")
-	f.Int("redis-pool-size", d.RedisPoolSize, "connections to each Redis server at most")
+	f.Int("redis-pool-size", d.RedisPoolSize, "connections to each Redis server at most; 0: as many as can be of use")
 	completeWith(cmd, "redis-mode", redisModes...)
 	f.String("tls-cert-file", d.TLSCertFile, "serve both ports with this certificate (PEM); read again when it changes")
 	f.String("tls-key-file", d.TLSKeyFile, "that certificate's key (PEM)")
@@ -155,7 +149,7 @@ func logFlags(cmd *cobra.Command, s *settings) {
 	f := cmd.Flags()
 	f.StringVar(&s.LogFormat, "log-format", s.LogFormat, "text or json")
 	f.StringVar(&s.LogLevel, "log-level", s.LogLevel, "debug, info, warn or error")
-	f.BoolVar(&s.LogKeys, "log-keys", s.LogKeys, "log keys as they are, instead of a part of their hash")
+	f.BoolVar(&s.LogKeys, "log-keys", s.LogKeys, "log keys as they are, not a part of their hash")
 	completeWith(cmd, "log-format", "text", "json")
 	completeWith(cmd, "log-level", "debug", "info", "warn", "error")
 }
@@ -164,9 +158,7 @@ func logFlags(cmd *cobra.Command, s *settings) {
 func settingNames() []string {
 	var names []string
 	for f := range reflect.TypeFor[settings]().Fields() {
-		if f.IsExported() {
-			names = append(names, f.Tag.Get("koanf"))
-		}
+		names = append(names, f.Tag.Get("koanf"))
 	}
 	return names
 }
@@ -461,9 +453,6 @@ func checkConfig(cmd *cobra.Command) error {
 func (l *loaded) print(w io.Writer) error {
 	v := reflect.ValueOf(l.settings)
 	for i, f := range slices.Collect(reflect.TypeFor[settings]().Fields()) {
-		if !f.IsExported() {
-			continue
-		}
 		name := f.Tag.Get("koanf")
 		value := v.Field(i).Interface()
 		if d, ok := value.(time.Duration); ok {

@@ -32,14 +32,16 @@ func newDevCommand() *cobra.Command {
 		Short: "Run everything on this machine, from nothing",
 		Long: `Runs a whole dualcheck: etcd within its process, and a redis-server as its child
 if one is installed. What etcd keeps is in --state-dir and is there again at the
-next start, also after a crash; Redis starts empty. Once it can serve, ` + devFile + ` in that directory says where.
+next start, also after a crash; Redis starts empty, and without it everything is
+as right, and slower. A port 0 is a free one: once dev can serve, ` + devFile + ` in
+--state-dir says where.
 
-It logs warnings and, whatever the level, what operators did: namespaces put and
-deleted, records resolved and forgotten, and why.
+It logs warnings and, whatever the level, what operators did and why: namespaces
+put and deleted, records resolved and forgotten, switches turned, epochs raised.
 
 Its flags are all its settings: it reads no DUALCHECK_* variables.`,
 		Example: `  dualcheck dev
-  dualcheck dev --state-dir /tmp/dc --grpc-addr 127.0.0.1:0 --http-addr 127.0.0.1:0`,
+  dualcheck dev --state-dir dc --grpc-addr 127.0.0.1:0 --http-addr 127.0.0.1:0`,
 		Args: arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := telemetry.NewTerseLogger(cmd.ErrOrStderr(), telemetry.LogFormat(s.LogFormat), s.LogLevel)
@@ -51,9 +53,9 @@ Its flags are all its settings: it reads no DUALCHECK_* variables.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&stateDir, "state-dir", ".dualcheck", "where everything is kept")
-	f.StringVar(&s.GRPCAddr, "grpc-addr", s.GRPCAddr, "where gRPC listens; port 0 takes a free one")
-	f.StringVar(&s.HTTPAddr, "http-addr", s.HTTPAddr, "where JSON, health and metrics listen; port 0 takes a free one")
-	f.BoolVar(&withRedis, "redis", true, "run a redis-server too, if one is installed; without it everything is as right, and slower")
+	f.StringVar(&s.GRPCAddr, "grpc-addr", s.GRPCAddr, "where gRPC listens")
+	f.StringVar(&s.HTTPAddr, "http-addr", s.HTTPAddr, "JSON, health and metrics")
+	f.BoolVar(&withRedis, "redis", true, "run redis-server, if it is installed")
 	f.StringVar(&s.DebugAddr, "debug-addr", "", "where pprof listens; empty: nowhere")
 	s.LogLevel = "warn"
 	logFlags(cmd, &s)
@@ -110,7 +112,7 @@ func runDev(ctx context.Context, s settings, stateDir string, withRedis bool, lo
 		case err == nil:
 			defer redis.Close()
 			addrs.Redis = redis.Addr()
-			s.RedisAddrs, s.redisDial = []string{redis.Addr()}, redis.Dial
+			s.RedisAddrs = []string{redis.Addr()}
 		case ctx.Err() == nil:
 			hint := ""
 			if errors.Is(err, childredis.ErrNotInstalled) {

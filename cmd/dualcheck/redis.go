@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/redis/go-redis/v9"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 
 	"github.com/dualcheck/dualcheck/internal/rediscache"
@@ -21,7 +20,7 @@ var redisModes = []string{string(rediscache.Standalone), string(rediscache.Senti
 func (s settings) redisServer() (rediscache.Server, error) {
 	at := rediscache.Server{
 		Mode: rediscache.Mode(s.RedisMode), Addrs: s.RedisAddrs, MasterName: s.RedisMasterName,
-		User: s.RedisUser, SentinelUser: s.RedisSentinelUser, PoolSize: s.RedisPoolSize, Dial: s.redisDial,
+		User: s.RedisUser, SentinelUser: s.RedisSentinelUser, PoolSize: s.RedisPoolSize,
 	}
 	var err error
 	if at.Password, err = passwordOf(s.RedisPassword, "redis-password-file", s.RedisPasswordFile); err != nil {
@@ -94,8 +93,8 @@ func (l *loaded) checkRedis() {
 	if (l.RedisCertFile == "") != (l.RedisKeyFile == "") {
 		l.mistake([]string{"redis-cert-file", "redis-key-file"}, "redis-cert-file and redis-key-file go together")
 	}
-	if l.RedisPoolSize < 1 {
-		bad("redis-pool-size", "redis-pool-size is 1 or more, not %d", l.RedisPoolSize)
+	if l.RedisPoolSize < 0 {
+		bad("redis-pool-size", "redis-pool-size is 1 or more, or 0 for as many as can be of use, not %d", l.RedisPoolSize)
 	}
 }
 
@@ -137,20 +136,10 @@ func (s settings) redisCache(view rediscache.Viewer, log *slog.Logger, metrics *
 		return nil, err
 	}
 	var cache *rediscache.Cache
-	observe := metrics.Redis(func() telemetry.Pool { return poolOf(cache.Pool()) })
+	observe := metrics.Redis(func() telemetry.Pool {
+		p := cache.Pool()
+		return telemetry.Pool{Total: p.TotalConns, Idle: p.IdleConns, Waits: p.WaitCount, Timeouts: p.Timeouts, Stale: p.StaleConns}
+	})
 	cache = rediscache.New(rediscache.Config{Server: at, View: view, Log: log, Observe: observe})
 	return cache, nil
-}
-
-// poolOf sums up the client's two pools, of which pipelines have one.
-func poolOf(s *redis.PoolStats) telemetry.Pool {
-	sum := telemetry.Pool{Total: s.TotalConns, Idle: s.IdleConns, Waits: s.WaitCount, Timeouts: s.Timeouts, Stale: s.StaleConns}
-	if p := s.PipelineStats; p != nil {
-		sum.Total += p.TotalConns
-		sum.Idle += p.IdleConns
-		sum.Waits += p.WaitCount
-		sum.Timeouts += p.Timeouts
-		sum.Stale += p.StaleConns
-	}
-	return sum
 }

@@ -71,9 +71,6 @@ func New(cfg Config) *Cache {
 	if cfg.Observe == nil {
 		cfg.Observe = nobody{}
 	}
-	if cfg.Server.PoolSize == 0 {
-		cfg.Server.PoolSize = DefaultPoolSize
-	}
 	c := &Cache{cfg: cfg, client: cfg.Server.client(), seldom: rate.Sometimes{Interval: 10 * time.Second}}
 	c.shards, c.of = shardsOf(c)
 	return c

@@ -34,7 +34,7 @@ type Server struct {
 	User, Password                 string
 	SentinelUser, SentinelPassword string
 	TLS                            *tls.Config
-	// PoolSize bounds the connections to each server.
+	// PoolSize bounds the connections to each server; 0: room for every pipeline.
 	PoolSize int
 }
 
@@ -44,6 +44,8 @@ const (
 	// outlive a restart. All commands can stand that.
 	tries         = 1
 	clusterReload = time.Second
+	// bufferSize holds a pipeline of usual results.
+	bufferSize = 64 << 10
 	// oldest is the first Redis with SET … NX GET.
 	oldest = 7
 )
@@ -61,6 +63,12 @@ var silence = sync.OnceFunc(func() { redis.SetLogger(quiet{}) })
 // may not have heard of a confirm yet, and cannot be written.
 func (s Server) client() redis.UniversalClient {
 	silence()
+	if s.PoolSize == 0 {
+		s.PoolSize = askers + writers + 2 // a visit, and one to spare
+		if s.Mode == Cluster {
+			s.PoolSize = clusterShards * (clusterAskers + clusterWriters) / 2 // of two masters or more
+		}
+	}
 	o := &redis.UniversalOptions{
 		Addrs: s.Addrs, MasterName: s.MasterName,
 		Username: s.User, Password: s.Password,
@@ -79,7 +87,9 @@ func (s Server) client() redis.UniversalClient {
 		PoolTimeout:           callWithin / 2,
 		PoolSize:              s.PoolSize,
 		MaxActiveConns:        s.PoolSize,
-		PipelinePoolSize:      s.PoolSize,
+		PipelinePoolSize:      -1, // pipelines are all there is: they have the one pool
+		ReadBufferSize:        bufferSize,
+		WriteBufferSize:       bufferSize,
 		MaxRetries:            tries,
 		MinRetryBackoff:       time.Millisecond,
 		MaxRetryBackoff:       8 * time.Millisecond,

@@ -21,9 +21,6 @@ const (
 	clusterShards                 = 16
 	clusterAskers, clusterWriters = 2, 1
 	askers, writers               = 4, 2
-	// DefaultPoolSize has room for every pipeline of a standalone Redis, a visit and one
-	// to spare. Pipelines have a pool of their own and may use the other.
-	DefaultPoolSize = askers + writers + 2
 
 	// A breaker opens after so many failures in a row, or if half of at least so many
 	// pipelines of the last seconds failed; it lets three through a second later.

@@ -209,7 +209,8 @@ type Policy struct {
 	RequireFingerprint bool `protobuf:"varint,8,opt,name=require_fingerprint,json=requireFingerprint,proto3" json:"require_fingerprint,omitempty"`
 	// 256 KiB; up to 1 MiB.
 	MaxResultBytes int64 `protobuf:"varint,9,opt,name=max_result_bytes,json=maxResultBytes,proto3" json:"max_result_bytes,omitempty"`
-	// 5 min and 2 h: for Redis and memory; never beyond the record.
+	// 5 min and 2 h: for how long caches keep what is finished; never beyond the
+	// record. Redis keeps it for cache_ttl_max; cache_ttl_min changes nothing yet.
 	CacheTtlMin *durationpb.Duration `protobuf:"bytes,10,opt,name=cache_ttl_min,json=cacheTtlMin,proto3" json:"cache_ttl_min,omitempty"`
 	CacheTtlMax *durationpb.Duration `protobuf:"bytes,11,opt,name=cache_ttl_max,json=cacheTtlMax,proto3" json:"cache_ttl_max,omitempty"`
 	// Which calls are enforced; left out: all. Not served yet: POLICY_INVALID.

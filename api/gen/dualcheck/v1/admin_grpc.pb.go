@@ -80,8 +80,9 @@ type AdminServiceClient interface {
 	// ListRepairs lists what calibration repaired. Not served yet: UNIMPLEMENTED.
 	ListRepairs(ctx context.Context, in *ListRepairsRequest, opts ...grpc.CallOption) (*ListRepairsResponse, error)
 	// PutSwitch turns a cluster-wide switch. It answers 3 s after the switch was
-	// stored, when no node can act by what was before. Unconditional: the last one
-	// counts.
+	// stored, when no node can act by what was before; but a node that is cut off from
+	// etcd goes on with answers marked stale, where a namespace has them.
+	// Unconditional: the last one counts.
 	//
 	// Errors: REQUEST_INVALID (no such switch, or no reason); STORE_UNAVAILABLE.
 	PutSwitch(ctx context.Context, in *PutSwitchRequest, opts ...grpc.CallOption) (*PutSwitchResponse, error)
@@ -303,8 +304,9 @@ type AdminServiceServer interface {
 	// ListRepairs lists what calibration repaired. Not served yet: UNIMPLEMENTED.
 	ListRepairs(context.Context, *ListRepairsRequest) (*ListRepairsResponse, error)
 	// PutSwitch turns a cluster-wide switch. It answers 3 s after the switch was
-	// stored, when no node can act by what was before. Unconditional: the last one
-	// counts.
+	// stored, when no node can act by what was before; but a node that is cut off from
+	// etcd goes on with answers marked stale, where a namespace has them.
+	// Unconditional: the last one counts.
 	//
 	// Errors: REQUEST_INVALID (no such switch, or no reason); STORE_UNAVAILABLE.
 	PutSwitch(context.Context, *PutSwitchRequest) (*PutSwitchResponse, error)
