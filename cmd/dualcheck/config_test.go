@@ -127,6 +127,8 @@ func TestSettingsThatAreRefused(t *testing.T) {
 		"two passwords of Redis":     {env: []string{"DUALCHECK_REDIS_PASSWORD=x"}, flags: []string{ok, "--redis-addrs=r:1", "--redis-password-file=f"}, says: "exclude each other"},
 		"a user of Redis alone":      {flags: []string{ok, "--redis-addrs=r:1", "--redis-user=u"}, says: "redis-user needs its password"},
 		"Redis's certificate alone":  {flags: []string{ok, "--redis-addrs=r:1", "--redis-cert-file=c"}, says: "redis-cert-file and redis-key-file go together"},
+		"a name of Redis in clear":   {flags: []string{ok, "--redis-addrs=r:1", "--redis-server-name=n"}, says: "redis-server-name is without effect in the clear"},
+		"a name of etcd in clear":    {flags: []string{ok, "--etcd-server-name=n"}, says: "etcd-server-name is without effect in the clear"},
 		"no connection to Redis":     {flags: []string{ok, "--redis-addrs=r:1", "--redis-pool-size=-1"}, says: "redis-pool-size is 1 or more, or 0 for as many as can be of use, not -1"},
 		"a log level":                {flags: []string{ok, "--log-level=loud"}, says: `log level "loud"`},
 		"a log format":               {flags: []string{ok, "--log-format=xml"}, says: `log format "xml"`},

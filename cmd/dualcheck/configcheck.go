@@ -56,6 +56,9 @@ func (l *loaded) check() {
 	if secure > 0 && secure < len(l.EtcdEndpoints) {
 		bad("etcd-endpoints", "etcd-endpoints are https:// all or none")
 	}
+	if l.EtcdServerName != "" && secure == 0 && l.EtcdCAFile == "" && l.EtcdCertFile == "" {
+		l.mistake([]string{"etcd-server-name", "etcd-endpoints"}, "etcd-server-name is without effect in the clear: write https:// before etcd-endpoints, or set etcd-ca-file")
+	}
 	if (l.EtcdCertFile == "") != (l.EtcdKeyFile == "") {
 		l.mistake([]string{"etcd-cert-file", "etcd-key-file"}, "etcd-cert-file and etcd-key-file go together")
 	}

@@ -93,6 +93,9 @@ func (l *loaded) checkRedis() {
 	if (l.RedisCertFile == "") != (l.RedisKeyFile == "") {
 		l.mistake([]string{"redis-cert-file", "redis-key-file"}, "redis-cert-file and redis-key-file go together")
 	}
+	if l.RedisServerName != "" && !l.RedisTLS && l.RedisCAFile == "" && l.RedisCertFile == "" {
+		l.mistake([]string{"redis-server-name", "redis-tls"}, "redis-server-name is without effect in the clear: set redis-tls, or redis-ca-file")
+	}
 	if l.RedisPoolSize < 0 {
 		bad("redis-pool-size", "redis-pool-size is 1 or more, or 0 for as many as can be of use, not %d", l.RedisPoolSize)
 	}

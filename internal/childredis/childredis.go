@@ -170,7 +170,8 @@ func (s *Server) launch(ctx context.Context) (*child, error) {
 		return nil, err
 	}
 	cmd := exec.Command(s.bin, "--port", strconv.Itoa(s.port), "--bind", host, "--dir", s.dir,
-		"--save", "", "--appendonly", "no", "--daemonize", "no")
+		"--save", "", "--appendonly", "no", "--daemonize", "no",
+		"--maxmemory", "256mb", "--maxmemory-policy", "allkeys-lru")
 	cmd.Stdout, cmd.Stderr = s.out, s.out
 	p, err := childproc.StartApart(cmd)
 	if err != nil {

@@ -44,7 +44,7 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.Begi
 		return claim.Answer{}, false, err
 	}
 	answer.Source = claim.SourceEtcd
-	s.began(req.Namespace, !c.written)
+	s.began(req.Namespace, req.Hint, !c.written)
 	if !c.written {
 		if answer.Claim != nil {
 			now := s.elapsed(c.outcome)
@@ -76,16 +76,10 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.Begi
 }
 
 // repeatLikely reports whether a Begin had better read before it writes: because this
-// node has met the key, a layer in front expects it, or, if that expects nothing, the
-// namespace's Begins are mostly repeats.
+// node has met the key, a layer in front expects it, or Begins like this one have
+// mostly been repeats in this namespace.
 func (s *Store) repeatLikely(name layout.Name, req *claim.BeginRequest) bool {
-	switch {
-	case req.Hint == claim.LikelyRepeat || s.known.Contains(name.Key):
-		return true
-	case req.Hint == claim.LikelyNew:
-		return false
-	}
-	return s.mostlyRepeats(req.Namespace)
+	return req.Hint == claim.LikelyRepeat || s.known.Contains(name.Key) || s.mostlyRepeats(req.Namespace, req.Hint)
 }
 
 var errTakenAway = errors.New("the claim is no longer this call's")

@@ -12,8 +12,11 @@ const (
 	// readsInFlight is how many reads a node has in flight; what is asked meanwhile goes
 	// together with the next.
 	readsInFlight = 4
-	// readTogether is how many keys one read has at most, well within max-txn-ops.
+	// readTogether is how many keys one read has at most, well within max-txn-ops, and
+	// readBytes roughly how large its answer may be: one that takes long holds up small
+	// ones.
 	readTogether = 100
+	readBytes    = 1 << 20
 )
 
 // flights shares reads. What is asked while as many are in flight as may be waits,
@@ -28,15 +31,19 @@ type flights struct {
 	// flying are the keys that are being read, by sending readers.
 	flying  map[string]bool
 	readers int
+	// usual is how large a value is, in bytes, as a moving average.
+	usual int
 }
 
 // flight is one read of a key that callers wait for.
 type flight struct {
 	key  string
 	done chan struct{}
-	got  found
-	see  seeing
-	err  error
+	// callers is how many wait for it; one that is not sent and has none is dropped.
+	callers int
+	got     found
+	see     seeing
+	err     error
 }
 
 // readOne reads a key, sharing the read with whom it may.
@@ -48,6 +55,7 @@ func (s *Store) readOne(ctx context.Context, v *claim.View, key string) (found, 
 	select {
 	case <-f.done:
 	case <-ctx.Done():
+		s.flights.leave(f)
 		return found{}, seeing{}, ctx.Err()
 	}
 	see := f.see
@@ -60,6 +68,7 @@ func (s *Store) ask(key string) (*flight, error) {
 	s.flights.mu.Lock()
 	defer s.flights.mu.Unlock()
 	if f := s.flights.waiting[key]; f != nil {
+		f.callers++
 		return f, nil
 	}
 	if s.flights.readers < readsInFlight && !s.flights.flying[key] {
@@ -68,10 +77,17 @@ func (s *Store) ask(key string) (*flight, error) {
 		}
 		s.flights.readers++
 	}
-	f := &flight{key: key, done: make(chan struct{})}
+	f := &flight{key: key, done: make(chan struct{}), callers: 1}
 	s.flights.waiting[key] = f
 	s.flights.queue = append(s.flights.queue, key)
 	return f, nil
+}
+
+// leave takes one caller away.
+func (f *flights) leave(one *flight) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	one.callers--
 }
 
 // fly reads what waits, for as long as something does.
@@ -84,7 +100,7 @@ func (s *Store) fly() {
 		began := time.Now()
 		var see seeing
 		got, err := unpanicked(func() (got []found, err error) {
-			got, see, err = s.read(context.Background(), keys)
+			got, see, err = s.read(s.closing, keys)
 			return got, err
 		})
 		outcome := "ok"
@@ -108,10 +124,12 @@ func (f *flights) take(landed []*flight) (batch []*flight) {
 	defer f.mu.Unlock()
 	for _, l := range landed {
 		delete(f.flying, l.key)
+		f.usual += (len(l.got.value) - f.usual) / 16
 	}
+	most := min(max(readBytes/max(f.usual, 1), 1), readTogether)
 	left := f.queue[:0]
 	for i, key := range f.queue {
-		if len(batch) == readTogether {
+		if len(batch) == most {
 			left = append(left, f.queue[i:]...)
 			break
 		}
@@ -119,8 +137,12 @@ func (f *flights) take(landed []*flight) (batch []*flight) {
 			left = append(left, key)
 			continue
 		}
-		batch = append(batch, f.waiting[key])
+		next := f.waiting[key]
 		delete(f.waiting, key)
+		if next.callers == 0 {
+			continue // all of them have left
+		}
+		batch = append(batch, next)
 		f.flying[key] = true
 	}
 	clear(f.queue[len(left):])

@@ -21,11 +21,13 @@ func (s *Store) Forget(ctx context.Context, req *claim.ForgetRequest) (int64, er
 		if err != nil {
 			return 0, err
 		}
-		if opened {
-			return c.record.Revision, nil
-		}
+		// A mark that is open already may be younger than the hold: a forced delete of the
+		// namespace opens all at once and holds for them together.
 		if err := s.hold(ctx, "the key is marked but not yet free: forget it again, or wait until a Begin has freed it"); err != nil {
 			return 0, err
+		}
+		if opened {
+			return c.record.Revision, nil
 		}
 		return c.record.Revision, s.open(ctx, req.Namespace, req.Key, c.record.Revision)
 	})

@@ -33,7 +33,7 @@ func (s *Store) PutNamespace(ctx context.Context, n policy.Namespace) (policy.Na
 		case there != nil && n.Revision != 0 && n.Revision != there.Revision:
 			return nil, nil, claim.Errorf(claim.PolicyStale, "namespace %q has revision %d, not %d: read it again", n.Name, there.Revision, n.Revision)
 		case there != nil && there.Deleting:
-			return nil, nil, &claim.Error{Reason: claim.PolicyStale, Message: "the namespace is being deleted: wait for the end of it, or repeat the delete if it was interrupted", RetryAfter: 5 * time.Second}
+			return nil, nil, beingDeleted()
 		}
 		return &policy.Namespace{Name: n.Name, Policy: n.Policy}, nil, nil
 	})
@@ -73,6 +73,9 @@ func (s *Store) DeleteNamespace(ctx context.Context, name string, force bool) (i
 			}
 			if force && !there.Deleting {
 				return nil, nil, endedElsewhere(name)
+			}
+			if !force && there.Deleting { // its Begins are held until caches are void
+				return nil, nil, beingDeleted()
 			}
 			return nil, nil, nil
 		})
@@ -191,6 +194,10 @@ func (s *Store) onPolicy(ctx context.Context, name string, decide func(there *po
 // another one has ended meanwhile, and what is there now is new.
 func endedElsewhere(name string) error {
 	return claim.Errorf(claim.PolicyStale, "another delete of namespace %q has ended meanwhile: what is there now is new, and was left alone", name)
+}
+
+func beingDeleted() error {
+	return &claim.Error{Reason: claim.PolicyStale, Message: "the namespace is being deleted: wait for the end of it, or repeat the forced delete if it was interrupted", RetryAfter: 5 * time.Second}
 }
 
 func undeclared(name string) error {

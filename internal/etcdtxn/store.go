@@ -382,8 +382,9 @@ type pace struct {
 	mu sync.Mutex
 	// usual is how long a claim takes to be finished; 0: not known.
 	usual time.Duration
-	// repeats is the share of Begins that found a record.
-	repeats float64
+	// repeats is the share of Begins that found a record; surprises that of those that
+	// were expected to find none.
+	repeats, surprises float64
 }
 
 func (s *Store) paceOf(namespace string) *pace {
@@ -415,17 +416,21 @@ func (s *Store) took(namespace string, d time.Duration) {
 	p.usual += (d - p.usual) / 8
 }
 
-// mostlyRepeats reports whether the namespace's Begins find a record more often than
-// not, so that reading first is the cheaper order.
-func (s *Store) mostlyRepeats(namespace string) bool {
+// mostlyRepeats reports whether the namespace's Begins, of those with this hint, find a
+// record more often than not, so that reading first is the cheaper order. A Redis that
+// was flushed expects every key to be new.
+func (s *Store) mostlyRepeats(namespace string, hint claim.Hint) bool {
 	p := s.paceOf(namespace)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if hint == claim.LikelyNew {
+		return p.surprises >= 0.5
+	}
 	return p.repeats >= 0.5
 }
 
 // began notes whether a Begin found a record.
-func (s *Store) began(namespace string, found bool) {
+func (s *Store) began(namespace string, hint claim.Hint, found bool) {
 	share := 0.0
 	if found {
 		share = 1
@@ -434,6 +439,9 @@ func (s *Store) began(namespace string, found bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.repeats += (share - p.repeats) / 16
+	if hint == claim.LikelyNew {
+		p.surprises += (share - p.surprises) / 16
+	}
 }
 
 type nobody struct{}

@@ -16,9 +16,9 @@ import (
 const (
 	// askWithin is how long a call waits for Redis before it asks etcd.
 	askWithin = 5 * time.Millisecond
-	// slowAfter is when an answer counts against Redis: so late that it is of no use, and
-	// that this node being busy is not taken for it.
-	slowAfter = 4 * askWithin
+	// slowAfter is when the answer to a probe, for which nobody waits, counts against
+	// Redis.
+	slowAfter = 2 * askWithin
 	// markFor is how long a Begin says that a repeat is likely; stageFor how long a
 	// stage may wait for its confirm, which is more than a finish may take.
 	markFor  = 10 * time.Second

@@ -38,6 +38,8 @@ const (
 	revisionAt = digestAt + sha256.Size
 	tagAt      = revisionAt + revisionSize
 	headerSize = tagAt + sha256.Size
+	// mostEntry is more than any entry has: a result has 1 MiB at most.
+	mostEntry = 2 << 20
 )
 
 // purpose keeps the tags of entries apart from whatever else the secret signs.

@@ -177,14 +177,14 @@ func (s *shard) ask(ctx context.Context, key string, mark bool) (string, error) 
 	}
 	answered := make(chan answer, 1)
 	cmd := &command{
-		key: key, args: []any{"GET", key}, size: overhead,
+		key: key, args: []any{"GET", key},
 		gone: func() bool { return ctx.Err() != nil },
 		done: func(entry string, err error) { answered <- answer{entry, err} },
 	}
 	if mark {
 		cmd.args = []any{"SET", key, markKind, "NX", "GET", "PX", markFor.Milliseconds()}
 	}
-	s.asks.submit(cmd)
+	s.asks.submit(s.asks.question(cmd))
 	select {
 	case a := <-answered:
 		return a.entry, a.err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
@@ -55,6 +56,8 @@ const (
 	// callWithin bounds a pipeline. It is well over what a caller waits: to give up a
 	// connection costs more than a late answer.
 	callWithin = 100 * time.Millisecond
+	// largeAnswers take their time: a pipeline with so many bytes of them is never late.
+	largeAnswers = 128 << 10
 	// drainWithin bounds what is still sent at the end.
 	drainWithin = time.Second
 )
@@ -67,11 +70,21 @@ type lane struct {
 	breaker  *gobreaker.CircuitBreaker[struct{}]
 	observe  Observer
 	panicked func(value any, stack []byte)
-	// slowAfter is when an answer counts against Redis; 0: never.
-	slowAfter time.Duration
+	// late is told of commands that were answered late or not at all, in a lane in which
+	// somebody waits; nil: nobody does, and no answer is late.
+	late func([]*command)
 
 	queue  chan *command
 	queued atomic.Int64 // bytes
+	// usual is how large an answer is, in bytes, as a moving average: a question counts as
+	// its answer, which is what a pipeline of questions takes its time for.
+	usual atomic.Int64
+}
+
+// question makes the command of a caller that waits for the answer.
+func (l *lane) question(c *command) *command {
+	c.size = overhead + l.usual.Load()
+	return c
 }
 
 // submit queues a command; its done is told whatever happens.
@@ -137,7 +150,8 @@ func (l *lane) send(ctx context.Context, batch []*command) {
 	wanted := batch[:0]
 	for _, c := range batch {
 		if c.gone != nil && c.gone() {
-			c.done("", errGone)
+			c.err = errGone
+			l.tell(c)
 			continue
 		}
 		wanted = append(wanted, c)
@@ -151,8 +165,18 @@ func (l *lane) send(ctx context.Context, batch []*command) {
 		if refused {
 			c.err = errOpen
 		}
-		c.done(c.answer, c.err)
+		l.tell(c)
 	}
+}
+
+// tell tells a command how it ended. Whatever comes of that must not end the worker.
+func (l *lane) tell(c *command) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.panicked(p, debug.Stack())
+		}
+	}()
+	c.done(c.answer, c.err)
 }
 
 // exec sends one pipeline and returns what it says of Redis, nil if that is well.
@@ -181,26 +205,60 @@ func (l *lane) exec(ctx context.Context, batch []*command) (health error) {
 		l.pipe(ctx, unknown, true)
 	}
 	took := time.Since(began)
+	waited, left, bytes := 0, 0, int64(0)
 	for _, c := range batch {
 		if ofRedis(c.err) {
 			health = c.err
 		}
+		if c.gone != nil {
+			waited++
+			if c.gone() {
+				left++
+			}
+		}
+		bytes += int64(len(c.answer))
 	}
-	if health == nil && l.slowAfter > 0 && took > l.slowAfter {
+	l.usual.Add((bytes/int64(len(batch)) - l.usual.Load()) / 8)
+	if health == nil && l.late != nil && bytes < largeAnswers && tooLate(took, waited, left) {
 		health = fmt.Errorf("%w: after %v", errSlow, took.Round(time.Millisecond))
+	}
+	if l.late != nil && ailsInTime(health) {
+		l.late(batch)
 	}
 	l.observe.Pipeline(l.name, len(batch), took, health == nil)
 	return health
 }
 
-// pipe sends these commands together; whole sends scripts with their text.
+// ailsInTime reports whether what ails Redis is the time it takes.
+func ailsInTime(health error) bool {
+	timeout, ok := errors.AsType[net.Error](health)
+	return errors.Is(health, errSlow) || errors.Is(health, context.DeadlineExceeded) || ok && timeout.Timeout()
+}
+
+// tooLate reports whether a pipeline that was answered was of no use: all who waited
+// have left, or, where nobody waited, somebody would have.
+func tooLate(took time.Duration, waited, left int) bool {
+	if waited > 0 {
+		return left == waited && took > askWithin
+	}
+	return took > slowAfter
+}
+
+// pipe sends these commands together; whole sends scripts with their text. What several
+// ask of one key goes once.
 func (l *lane) pipe(ctx context.Context, batch []*command, whole bool) {
 	pipe := l.client.Pipeline()
 	sent := make([]*redis.Cmd, len(batch))
+	type question struct{ verb, key any }
+	asked := map[question]*redis.Cmd{}
 	for i, c := range batch {
 		switch {
 		case c.script == nil:
-			sent[i] = pipe.Do(ctx, c.args...)
+			q := question{c.args[0], c.key}
+			if asked[q] == nil {
+				asked[q] = pipe.Do(ctx, c.args...)
+			}
+			sent[i] = asked[q]
 		case whole:
 			sent[i] = c.script.Eval(ctx, pipe, []string{c.key}, c.args...)
 		default:

@@ -46,4 +46,12 @@ if type(header) ~= 'string' then header = '' end
 if header ~= ARGV[1] then return 'kept' end
 redis.call('DEL', KEYS[1])
 return 'ok'`, headerSize-1))
+
+	// oversizeScript: ARGV[1] is the size in bytes at which no entry is. One byte of it is
+	// read, if there is one.
+	oversizeScript = redis.NewScript(`
+local beyond = redis.pcall('GETRANGE', KEYS[1], ARGV[1], ARGV[1])
+if type(beyond) ~= 'string' or beyond == '' then return 'kept' end
+redis.call('DEL', KEYS[1])
+return 'ok'`)
 )

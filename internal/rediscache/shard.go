@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/sony/gobreaker/v2"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 )
@@ -34,6 +35,8 @@ const (
 	probeEvery  = 500 * time.Millisecond
 	probeFor    = time.Second
 	visitWithin = 2 * time.Second
+	// suspectEvery keeps what is well to be asked from hiding what is not.
+	suspectEvery = time.Second
 )
 
 // shard is a part of Redis that is well or not as one: all of it; or, of a Cluster, a
@@ -46,6 +49,8 @@ type shard struct {
 	// slots are those of dualcheck's that are kept here.
 	slots []int
 
+	suspecting rate.Sometimes
+
 	mu   sync.Mutex
 	last error // why the breaker last counted a failure
 }
@@ -57,7 +62,7 @@ func shardsOf(c *Cache) (all []*shard, of [claim.Slots]*shard) {
 		n = clusterShards
 	}
 	for range n {
-		s := &shard{cache: c}
+		s := &shard{cache: c, suspecting: rate.Sometimes{Interval: suspectEvery}}
 		s.breaker = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
 			Name:        "redis",
 			MaxRequests: breakerProbes, Interval: breakerWindow, BucketPeriod: breakerBucket, Timeout: breakerPause,
@@ -67,7 +72,8 @@ func shardsOf(c *Cache) (all []*shard, of [claim.Slots]*shard) {
 			IsSuccessful:  func(err error) bool { s.note(err); return err == nil },
 			OnStateChange: func(_ string, from, to gobreaker.State) { c.turned(s, from, to) },
 		})
-		s.asks, s.writes = s.lane("ask", slowAfter), s.lane("write", 0)
+		s.asks, s.writes = s.lane("ask"), s.lane("write")
+		s.asks.late = s.suspect
 		c.cfg.Observe.Breaker("", gobreaker.StateClosed.String())
 		all = append(all, s)
 	}
@@ -79,10 +85,10 @@ func shardsOf(c *Cache) (all []*shard, of [claim.Slots]*shard) {
 	return all, of
 }
 
-func (s *shard) lane(name string, slowAfter time.Duration) *lane {
+func (s *shard) lane(name string) *lane {
 	c := s.cache
 	return &lane{
-		name: name, client: c.client, breaker: s.breaker, observe: c.cfg.Observe, slowAfter: slowAfter,
+		name: name, client: c.client, breaker: s.breaker, observe: c.cfg.Observe,
 		queue: make(chan *command, mostQueued),
 		panicked: func(value any, stack []byte) {
 			c.cfg.Log.Error("a panic was caught", "error", fmt.Sprint(value), "stack", string(stack))
@@ -127,6 +133,30 @@ func (s *shard) probe(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
+	}
+}
+
+// suspect has entries removed that are larger than any of ours: one whose answer never
+// comes in time would keep Redis from being used for as long as somebody asks for it.
+func (s *shard) suspect(batch []*command) {
+	s.suspecting.Do(func() { s.suspectAll(batch) })
+}
+
+func (s *shard) suspectAll(batch []*command) {
+	asked := map[string]bool{}
+	for _, c := range batch {
+		if asked[c.key] {
+			continue
+		}
+		asked[c.key] = true
+		s.writes.submit(&command{
+			key: c.key, script: oversizeScript, args: []any{mostEntry}, size: overhead,
+			done: func(answer string, err error) {
+				if outcome := outcomeOf(answer, err); outcome == outcomeOK {
+					s.cache.cfg.Observe.Wrote(kindDiscard, outcome)
+				}
+			},
+		})
 	}
 }
 

@@ -24,7 +24,7 @@ func (c *Cache) Front(behind claim.Store) Store { return Store{behind, c} }
 
 // askEtcdFor bounds how long etcd is asked while it has not been heard from, where
 // there is another answer.
-const askEtcdFor = 2 * time.Second
+const askEtcdFor = time.Second
 
 // Begin answers a repeat of something finished from Redis. For everything else the
 // Store behind is asked.
@@ -38,7 +38,9 @@ func (s Store) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answer
 		},
 		func(ctx context.Context) (claim.Answer, error) {
 			hinted := *req
-			hinted.Hint = found.finding.hint()
+			if hinted.Hint = found.finding.hint(); found.record != nil {
+				hinted.Hint = claim.LikelyRepeat // a read, which leaves no claim that nobody was told of
+			}
 			return s.Store.Begin(ctx, &hinted)
 		})
 }

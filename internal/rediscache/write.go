@@ -149,7 +149,7 @@ func (c *Cache) submit(kind string, script *redis.Script, key string, at *shard,
 
 func outcomeOf(answer string, err error) string {
 	switch {
-	case err == nil:
+	case err == nil && (answer == outcomeOK || answer == outcomeKept || answer == outcomeLost):
 		return answer
 	case errors.Is(err, errOpen):
 		return outcomeOpen

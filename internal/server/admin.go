@@ -23,7 +23,7 @@ import (
 type Namespaces interface {
 	// List returns them by name, as this node has applied them.
 	List() ([]policy.Namespace, error)
-	// Put answers once every node obeys.
+	// Put answers once every write obeys it.
 	Put(ctx context.Context, n policy.Namespace) (policy.Namespace, error)
 	// Delete returns how many records were forgotten.
 	Delete(ctx context.Context, name string, force bool) (int64, error)

@@ -67,6 +67,7 @@ type Follower struct {
 	lastErr    error
 	watches    bool   // the watch was created and has not ended
 	restored   uint64 // how often etcd was seen to have gone back
+	gone       bool   // it was, and has not been listed since
 	belief     belief
 }
 
@@ -238,12 +239,14 @@ func (f *Follower) publish(next *state, listed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	old := f.state
-	if old != nil && listed && (next.applied < old.applied || next.epoch == old.epoch && next.tick.Version < old.tick.Version) {
-		f.restored++
-		f.moved = false
-		f.belief.wentBack(next.epoch)
-		f.cfg.Log.Error("etcd went back: it was restored from a snapshot, or is another etcd",
-			"revision", next.applied, "seen", old.applied, "tick", next.tick.Version, "tick_seen", old.tick.Version)
+	if old != nil && listed {
+		if next.applied < old.applied || next.epoch == old.epoch && next.tick.Version < old.tick.Version {
+			f.wentBack("revision", next.applied, "seen", old.applied, "tick", next.tick.Version, "tick_seen", old.tick.Version)
+		}
+		if f.gone {
+			f.moved, f.gone = false, false
+			f.belief.wentBack(next.epoch) // the epoch that came back
+		}
 	}
 	if old == nil || listed || next.epoch != old.epoch {
 		f.generation++
@@ -282,6 +285,21 @@ func (f *Follower) watching(on bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.watches = on
+}
+
+// wentBack takes note that etcd is no longer the one that was followed: it was restored
+// from a snapshot, or is another. What tells of it is seen once, and a list may come
+// too late to see it again, for etcd goes on. f.mu is held.
+func (f *Follower) wentBack(seen ...any) {
+	if f.gone {
+		return
+	}
+	f.gone, f.moved = true, false
+	f.restored++
+	f.generation++
+	f.belief.wentBack(f.state.epoch)
+	f.cfg.Log.Error("etcd went back: it was restored from a snapshot, or is another etcd; nothing remembered or cached is believed until the epoch is raised", seen...)
+	f.signal()
 }
 
 // signal wakes all who wait for a change; f.mu is held.
@@ -333,7 +351,8 @@ func (f *Follower) probeOnce(ctx context.Context) {
 		}
 	}
 	if resp.Header.Revision < before.applied || seen.Tick.Version < before.tick.Version {
-		f.askRelist() // etcd went back; the list will say so
+		f.wentBack("revision", resp.Header.Revision, "seen", before.applied, "tick", seen.Tick.Version, "tick_seen", before.tick.Version)
+		f.askRelist()
 		return
 	}
 	f.belief.asked(sent, resp.Header.Revision)

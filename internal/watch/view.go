@@ -54,8 +54,11 @@ func (f *Follower) View() (claim.View, error) {
 func (f *Follower) CatchUp(ctx context.Context, used claim.View, saw claim.Seen) error {
 	f.mu.Lock()
 	lists := f.lists
-	f.mu.Unlock()
 	goneBack := saw.Guard < used.Guard || saw.Tick.Version < used.Tick.Version
+	if goneBack && f.state != nil && f.state.epoch == used.Epoch {
+		f.wentBack("guard", saw.Guard, "guard_seen", used.Guard, "tick", saw.Tick.Version, "tick_seen", used.Tick.Version)
+	}
+	f.mu.Unlock()
 	if goneBack {
 		f.askRelist()
 	}

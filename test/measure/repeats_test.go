@@ -1,3 +1,5 @@
+// Package measure takes the figures of docs/performance.md, as ratios of slices that
+// alternate in one run, so that a noisy machine hurts both alike.
 package measure
 
 import (
@@ -20,17 +22,17 @@ import (
 )
 
 var (
-	slice   = flag.Duration("slice", 2*time.Second, "how long each slice lasts")
-	rounds  = flag.Int("rounds", 3, "how many slices of each kind")
-	callers = flag.Int("callers", 64, "calls in flight")
+	slice   = flag.Duration("measure.slice", time.Second, "how long each slice lasts")
+	rounds  = flag.Int("measure.rounds", 1, "how many slices of each kind")
+	callers = flag.Int("measure.callers", 64, "calls in flight")
+	least   = flag.Float64("measure.least", 0.25, "the least ratio that passes; 0.5 is promised, on a quiet machine and without -race")
 )
 
 // durable has etcd wait for the disk, as in production.
 func durable(c *embed.Config) { c.UnsafeNoFsync = false }
 
 // TestRepeatsWithoutRedis: with Redis gone, 90 % repeats are served at no less than
-// half of the rate with Redis; with Redis back, hits return without a restart. The
-// slices alternate, so that a noisy machine hurts both alike.
+// half of the rate with Redis; with Redis back, hits return without a restart.
 func TestRepeatsWithoutRedis(t *testing.T) {
 	etcd, redis := etcdtest.Start(t, 1, durable), redistest.Start(t)
 	at := rediscache.Server{Mode: rediscache.Standalone, Addrs: []string{redis.Addr()}}
@@ -64,6 +66,9 @@ func TestRepeatsWithoutRedis(t *testing.T) {
 	with, without = with/float64(*rounds), without/float64(*rounds)
 	t.Logf("%d callers, 90 %% repeats of %d keys, 200 B results, %d slices of %v each: %.0f calls/s with Redis, %.0f without, ratio %.2f", *callers, known, *rounds, *slice, with, without, without/with)
 	t.Log(n.Seen)
+	if without < *least*with {
+		t.Errorf("without Redis the rate is %.2f of that with it, less than %.2f", without/with, *least)
+	}
 }
 
 type workload struct {
