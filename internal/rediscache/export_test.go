@@ -7,6 +7,7 @@ var (
 	Stamp       = stamp
 	KeyOf       = keyOf
 	Until       = until
+	OutcomeOf   = outcomeOf
 
 	StageScript   = stageScript
 	ConfirmScript = confirmScript

@@ -222,7 +222,7 @@ func (l *lane) exec(ctx context.Context, batch []*command) (health error) {
 	if health == nil && l.late != nil && bytes < largeAnswers && tooLate(took, waited, left) {
 		health = fmt.Errorf("%w: after %v", errSlow, took.Round(time.Millisecond))
 	}
-	if l.late != nil && ailsInTime(health) {
+	if l.late != nil && (ailsInTime(health) || bytes > mostEntry) {
 		l.late(batch)
 	}
 	l.observe.Pipeline(l.name, len(batch), took, health == nil)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -11,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/sony/gobreaker/v2"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/time/rate"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 )
@@ -32,11 +33,10 @@ const (
 	breakerPause   = time.Second
 	breakerProbes  = 3
 	// probeEvery is how often Redis is written though nobody calls.
-	probeEvery  = 500 * time.Millisecond
-	probeFor    = time.Second
-	visitWithin = 2 * time.Second
-	// suspectEvery keeps what is well to be asked from hiding what is not.
-	suspectEvery = time.Second
+	probeEvery   = 500 * time.Millisecond
+	probeFor     = time.Second
+	visitWithin  = 2 * time.Second
+	mostSuspects = mostTogether
 )
 
 // shard is a part of Redis that is well or not as one: all of it; or, of a Cluster, a
@@ -49,10 +49,9 @@ type shard struct {
 	// slots are those of dualcheck's that are kept here.
 	slots []int
 
-	suspecting rate.Sometimes
-
-	mu   sync.Mutex
-	last error // why the breaker last counted a failure
+	mu       sync.Mutex
+	last     error // why the breaker last counted a failure
+	suspects map[string]bool
 }
 
 // shardsOf makes the shards, and the shard of each slot.
@@ -62,7 +61,7 @@ func shardsOf(c *Cache) (all []*shard, of [claim.Slots]*shard) {
 		n = clusterShards
 	}
 	for range n {
-		s := &shard{cache: c, suspecting: rate.Sometimes{Interval: suspectEvery}}
+		s := &shard{cache: c, suspects: map[string]bool{}}
 		s.breaker = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
 			Name:        "redis",
 			MaxRequests: breakerProbes, Interval: breakerWindow, BucketPeriod: breakerBucket, Timeout: breakerPause,
@@ -123,6 +122,7 @@ func (s *shard) probe(ctx context.Context) {
 		key := "dc:{" + strconv.Itoa(s.slots[i%len(s.slots)]) + "}:probe"
 		args := []any{"SET", key, markKind, "PX", probeFor.Milliseconds()}
 		if v, err := s.cache.cfg.View.View(); err != nil || !v.BypassRedis {
+			s.inspect(ctx)
 			if s.breaker.State() != gobreaker.StateClosed {
 				s.visit(ctx, args)
 			}
@@ -136,27 +136,43 @@ func (s *shard) probe(ctx context.Context) {
 	}
 }
 
-// suspect has entries removed that are larger than any of ours: one whose answer never
-// comes in time would keep Redis from being used for as long as somebody asks for it.
+// suspect remembers keys that were not answered in time: an entry that is larger than
+// any of ours may be why, and would keep Redis from being used for as long as somebody
+// asks for it.
 func (s *shard) suspect(batch []*command) {
-	s.suspecting.Do(func() { s.suspectAll(batch) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range batch {
+		if len(s.suspects) < mostSuspects {
+			s.suspects[c.key] = true
+		}
+	}
 }
 
-func (s *shard) suspectAll(batch []*command) {
-	asked := map[string]bool{}
-	for _, c := range batch {
-		if asked[c.key] {
-			continue
+// inspect removes what was rightly suspected, past the breaker, which it may have opened.
+func (s *shard) inspect(ctx context.Context) {
+	s.mu.Lock()
+	keys := slices.Collect(maps.Keys(s.suspects))
+	clear(s.suspects)
+	s.mu.Unlock()
+	if len(keys) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, visitWithin)
+	defer cancel()
+	var sent []*redis.Cmd
+	_, failed := s.cache.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for _, key := range keys {
+			sent = append(sent, oversizeScript.Eval(ctx, p, []string{key}, mostEntry))
 		}
-		asked[c.key] = true
-		s.writes.submit(&command{
-			key: c.key, script: oversizeScript, args: []any{mostEntry}, size: overhead,
-			done: func(answer string, err error) {
-				if outcome := outcomeOf(answer, err); outcome == outcomeOK {
-					s.cache.cfg.Observe.Wrote(kindDiscard, outcome)
-				}
-			},
-		})
+		return nil
+	})
+	for _, cmd := range sent {
+		answer, err := cmd.Text()
+		if failed != nil && err == nil && answer == "" {
+			err = failed
+		}
+		s.cache.cfg.Observe.Wrote(kindSuspect, outcomeOf(answer, err))
 	}
 }
 

@@ -19,6 +19,7 @@ const (
 	kindConfirm = "confirm"
 	kindFill    = "fill"
 	kindDiscard = "discard"
+	kindSuspect = "suspect" // to be discarded if it is too large
 
 	outcomeOK      = "ok"
 	outcomeKept    = "kept"    // what is there stays

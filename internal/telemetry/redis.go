@@ -28,7 +28,7 @@ const helpRedisLooks = "Looks into Redis for an answer, by what was found: hit (
 	"digest, hmac, revision, garbage (it is not what was written there: it is not believed, and removed); " +
 	"slow, crowded (the queue is full), failed, open (the breaker); bypassed (by a switch), disbelieved (this node has not heard from etcd lately), undeclared (the namespace)."
 
-const helpRedisWrites = "Writes to Redis by kind (stage, confirm, fill, discard) and outcome: ok; " +
+const helpRedisWrites = "Writes to Redis by kind (stage, confirm, fill, discard, suspect: too large perhaps) and outcome: ok; " +
 	"kept (what is there stays: it is as new, or not what was to be removed); lost (the stage is gone, or another's); open (the breaker); dropped (the queue is full); failed."
 
 // Redis adds the metrics of Redis; pool is asked at each scrape. Call it once.

@@ -233,3 +233,47 @@ func TestH34NobodyBelievesPastTheBound(t *testing.T) {
 		t.Error("other slots' epochs moved")
 	}
 }
+
+// H07: what tells that etcd went back is seen once; by the time of the list etcd may
+// have passed all that was seen. The epoch is disowned all the same.
+func TestEvidenceThatEtcdWentBackIsKept(t *testing.T) {
+	now := 10 * time.Second
+	f := New(Config{Monotonic: func() time.Duration { return now }})
+	s := base(t)
+	f.publish(s, true)
+	f.belief.asked(now, s.applied)
+	f.belief.reached(s.applied)
+	later := *s
+	later.tick.Version, later.tick.Revision, later.applied = s.tick.Version+1, s.tick.Revision+1, s.applied+1
+	f.publish(&later, false)
+	v, err := f.View()
+	if err != nil || !v.Believed {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // it waits for a list, which nobody makes here
+	if err := f.CatchUp(ctx, v, claim.Seen{Guard: v.Guard, Tick: claim.Tick{Version: v.Tick.Version - 1}}); err == nil {
+		t.Error("it has caught up")
+	}
+	if f.believed(now) || f.Status().Restored != 1 || f.moved {
+		t.Errorf("believes %v, restored %d, moved %v", f.believed(now), f.Status().Restored, f.moved)
+	}
+	passed := later
+	passed.tick.Version, passed.applied = later.tick.Version+5, later.applied+50
+	f.publish(&passed, true)
+	f.belief.asked(now, passed.applied)
+	f.belief.reached(passed.applied)
+	if f.believed(now) || f.Status().Restored != 1 {
+		t.Errorf("after the list: believes %v, restored %d", f.believed(now), f.Status().Restored)
+	}
+	f.publish(&passed, true)
+	if f.believed(now) || f.Status().Restored != 1 {
+		t.Errorf("after another list: believes %v, restored %d", f.believed(now), f.Status().Restored)
+	}
+	raised := passed
+	raised.epoch, raised.applied = claim.NewID(), passed.applied+1
+	f.publish(&raised, false)
+	if !f.believed(now) {
+		t.Error("its epoch was raised, and it does not believe")
+	}
+}
