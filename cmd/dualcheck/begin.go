@@ -188,6 +188,9 @@ func printVerdict(p *page, q *dualcheckv1.BeginRequest, a *dualcheckv1.BeginResp
 		p.head(a.GetVerdict().String(), yellow, "this version does not know this verdict")
 	}
 	p.field("detail", printable(a.GetDetail()))
+	if a.GetSource() != dualcheckv1.Source_SOURCE_UNSPECIFIED && a.GetVerdict() != dualcheckv1.Verdict_VERDICT_FIRST {
+		p.field("source", trimEnum(a.GetSource().String(), "SOURCE_"))
+	}
 	if a.GetStale() {
 		p.field("stale", "etcd could not be asked; this was surely so")
 	}

@@ -486,7 +486,7 @@ func TestHelpVersionAndManual(t *testing.T) {
 			t.Errorf("--%s is not marked", name)
 		}
 	}
-	for _, name := range []string{"cache-ttl-min", "cache-ttl-max", "without-etcd"} {
+	for _, name := range []string{"cache-ttl-min"} {
 		if !regexp.MustCompile(`--` + name + ` .*\(no effect yet\)`).MatchString(put.stdout) {
 			t.Errorf("--%s is not marked", name)
 		}

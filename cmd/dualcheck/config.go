@@ -407,7 +407,11 @@ func passwordOf(given, name, path string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", name, err)
 	}
-	return strings.TrimRight(string(b), "\r\n"), nil
+	password := strings.TrimRight(string(b), "\r\n")
+	if password == "" {
+		return "", fmt.Errorf("%s: %s is empty", name, path)
+	}
+	return password, nil
 }
 
 func newConfigCommand() *cobra.Command {

@@ -28,7 +28,7 @@ func addPolicyFlags(cmd *cobra.Command) *policyFlags {
 	duration("result-retention", "how long results are kept, from the finish", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.ResultRetention })
 	duration("key-retention", "how long keys are known, from the finish", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.KeyRetention })
 	duration("cache-ttl-min", "how long caches keep a record at least (no effect yet)", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.CacheTtlMin })
-	duration("cache-ttl-max", "how long caches keep a record at most (no effect yet)", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.CacheTtlMax })
+	duration("cache-ttl-max", "how long caches keep what is finished, at most", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.CacheTtlMax })
 
 	retention := choiceFlag(cmd, "retention-class", "a usual pair of retentions", "retry", "queue", "ledger")
 	p.set["retention-class"] = func(to *dualcheckv1.Policy) {
@@ -38,7 +38,7 @@ func addPolicyFlags(cmd *cobra.Command) *policyFlags {
 	p.set["takeover"] = func(to *dualcheckv1.Policy) {
 		to.Takeover = dualcheckv1.Takeover(enumValue(dualcheckv1.Takeover_value, "TAKEOVER_", takeover.value))
 	}
-	without := choiceFlag(cmd, "without-etcd", "what is answered while etcd cannot decide (no effect yet)", "fail-closed", "replay-only")
+	without := choiceFlag(cmd, "without-etcd", "what is answered while etcd cannot decide: replay-only replays what Redis holds, marked stale", "fail-closed", "replay-only")
 	p.set["without-etcd"] = func(to *dualcheckv1.Policy) {
 		to.WithoutEtcd = dualcheckv1.WithoutEtcd(enumValue(dualcheckv1.WithoutEtcd_value, "WITHOUT_ETCD_", without.value))
 	}

@@ -2,8 +2,10 @@ package main
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -41,6 +43,9 @@ func (s settings) redisTLS() (*tls.Config, error) {
 			return nil, nil
 		}
 		return &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.RedisServerName}, nil
+	}
+	if err := checkAuthorities("redis-ca-file", s.RedisCAFile); err != nil {
+		return nil, err
 	}
 	config, err := info.ClientConfig() // the certificate is read anew for each connection
 	if err != nil {
@@ -145,4 +150,19 @@ func (s settings) redisCache(view rediscache.Viewer, log *slog.Logger, metrics *
 	})
 	cache = rediscache.New(rediscache.Config{Server: at, View: view, Log: log, Observe: observe})
 	return cache, nil
+}
+
+// checkAuthorities reports a file, named by its setting, that holds no certificate.
+func checkAuthorities(name, path string) error {
+	if path == "" {
+		return nil
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if !x509.NewCertPool().AppendCertsFromPEM(b) {
+		return fmt.Errorf("%s: %s holds no certificate in PEM", name, path)
+	}
+	return nil
 }

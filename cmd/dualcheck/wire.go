@@ -129,6 +129,9 @@ func (s settings) etcdTLS() (*tls.Config, error) {
 		}
 		return &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.EtcdServerName}, nil
 	}
+	if err := checkAuthorities("etcd-ca-file", s.EtcdCAFile); err != nil {
+		return nil, err
+	}
 	config, err := info.ClientConfig() // the certificate is read anew for each connection
 	if err != nil {
 		return nil, fmt.Errorf("TLS for etcd: %w", err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -106,7 +107,7 @@ func (k *Keeper) registered(ctx context.Context) error {
 	if _, err := k.cfg.Client.Put(call, layout.NodeOf(k.cfg.Node.ID), value, clientv3.WithLease(lease.ID)); err != nil {
 		return fmt.Errorf("register: %w", err)
 	}
-	k.cfg.Log.Info("registered", "node", k.cfg.Node.ID)
+	k.cfg.Log.Info("registered", "lease", strconv.FormatInt(int64(lease.ID), 16))
 	renewals, err := k.cfg.Client.KeepAlive(ctx, lease.ID)
 	if err != nil {
 		return fmt.Errorf("keep alive: %w", err)

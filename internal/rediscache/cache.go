@@ -3,6 +3,7 @@ package rediscache
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -60,7 +61,12 @@ type Cache struct {
 	shards []*shard
 	of     [claim.Slots]*shard
 	away   atomic.Int32 // shards whose breakers are not closed
-	seldom rate.Sometimes
+	// bypassed is what the switch was last seen to say.
+	bypassed atomic.Bool
+	greeted  sync.Once
+
+	seldom  rate.Sometimes
+	damaged atomic.Int64 // entries met since that was last told
 }
 
 // New makes a Cache; Run makes it work, and closes its connections at the end.

@@ -3,7 +3,10 @@ package rediscache
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,6 +40,24 @@ type Server struct {
 	// PoolSize bounds the connections to each server; 0: room for every pipeline.
 	PoolSize int
 }
+
+// String tells where Redis is, without what is secret.
+func (s Server) String() string {
+	where := string(s.Mode) + " " + strings.Join(s.Addrs, ",")
+	if s.MasterName != "" {
+		where += " master " + s.MasterName
+	}
+	if s.User != "" {
+		where += " user " + s.User
+	}
+	if s.TLS != nil {
+		where += " TLS"
+	}
+	return where
+}
+
+// LogValue keeps what is secret out of every log.
+func (s Server) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
 const (
 	dialWithin = 500 * time.Millisecond
@@ -100,7 +121,9 @@ func (s Server) client() redis.UniversalClient {
 	}
 	switch s.Mode {
 	case Sentinel:
-		return redis.NewFailoverClient(o.Failover())
+		client := redis.NewFailoverClient(o.Failover())
+		client.AddHook(knownMaster(s.MasterName))
+		return client
 	case Cluster:
 		c := o.Cluster()
 		// A master that does not answer has nobody say that another took over.
@@ -109,6 +132,26 @@ func (s Server) client() redis.UniversalClient {
 	default:
 		return redis.NewClient(o.Simple())
 	}
+}
+
+// knownMaster makes an error of its own of what sentinels answer for a master that they
+// do not know: nothing, which is what Redis answers for a key that is not there.
+type knownMaster string
+
+func (m knownMaster) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := next(ctx, network, addr)
+		if errors.Is(err, redis.Nil) {
+			err = fmt.Errorf("the sentinels know no master %q (redis-master-name)", string(m))
+		}
+		return conn, err
+	}
+}
+
+func (knownMaster) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (knownMaster) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 // checkVersion refuses a connection to a server that is too old.

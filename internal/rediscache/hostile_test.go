@@ -1,7 +1,9 @@
 package rediscache_test
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +24,43 @@ func TestOutcomesAreFewWords(t *testing.T) {
 			t.Errorf("%.10q counts as %q, want %q", answer, got, want)
 		}
 	}
+}
+
+// Where Redis is may be logged, and no secret with it.
+func TestServerIsToldWithoutSecrets(t *testing.T) {
+	at := rediscache.Server{Mode: rediscache.Sentinel, Addrs: []string{"a:1", "b:2"}, MasterName: "m", User: "u", Password: "hush", SentinelPassword: "hush"}
+	var out bytes.Buffer
+	slog.New(slog.NewJSONHandler(&out, nil)).Info("x", "redis", at)
+	slog.New(slog.NewTextHandler(&out, nil)).Info("x", "redis", at)
+	fmt.Fprint(&out, at)
+	if strings.Contains(out.String(), "hush") || strings.Count(out.String(), "sentinel a:1,b:2 master m user u") != 3 {
+		t.Error(out.String())
+	}
+}
+
+// A master that the sentinels do not know is told as such: it is no key that is absent.
+func TestUnknownMasterIsTold(t *testing.T) {
+	t.Parallel()
+	etcd, s := etcdtest.Start(t, 1), redistest.StartSentinel(t)
+	n := at(t, nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Redis: rediscache.Server{Mode: rediscache.Sentinel, Addrs: s.Addrs(), MasterName: "misspelt"}}))
+	n.finish("k", "r")
+	degrades(t, []*nodetest.Node{n.Node}, `the sentinels know no master "misspelt"`)
+	if a := n.begin("k"); a.Source != claim.SourceEtcd {
+		t.Errorf("source %d", a.Source)
+	}
+}
+
+// Rights that are too few for the scripts are told, though Redis answers questions.
+func TestTooFewRightsForScriptsAreTold(t *testing.T) {
+	t.Parallel()
+	etcd, redis := etcdtest.Start(t, 1), redistest.Start(t)
+	redis.SetUser("few", "p", "~dc:*", "-@all", "+client|setname", "+get", "+set", "+eval", "+evalsha", "+getrange", "+del")
+	server := standalone(redis.Addr())
+	server.User, server.Password = "few", "p"
+	n := at(t, nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Redis: server}))
+	degrades(t, []*nodetest.Node{n.Node}, "its rights are too few")
+	redis.Do("ACL", "SETUSER", "few", "+setrange", "+pexpire")
+	nodetest.Eventually(t, soon, "nothing to be wrong", n.Cache.Degraded)
 }
 
 // G5: a value that is larger than any entry is removed once it has held somebody up, so

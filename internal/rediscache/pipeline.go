@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"runtime/debug"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -283,12 +282,3 @@ func ofRedis(err error) bool {
 
 // ofKey reports whether the key holds another type than a string.
 func ofKey(err error) bool { return redis.HasErrorPrefix(err, "WRONGTYPE") }
-
-// fault says on one line why Redis is not used.
-func fault(err error) string {
-	if err == nil {
-		return "it is being tried"
-	}
-	line, _, _ := strings.Cut(err.Error(), "\n")
-	return line
-}

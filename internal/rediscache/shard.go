@@ -1,12 +1,14 @@
 package rediscache
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -52,6 +54,9 @@ type shard struct {
 	mu       sync.Mutex
 	last     error // why the breaker last counted a failure
 	suspects map[string]bool
+	// writing is what a rehearsal last met, faults how many in a row met anything.
+	writing error
+	faults  int
 }
 
 // shardsOf makes the shards, and the shard of each slot.
@@ -112,27 +117,60 @@ func (s *shard) run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// probe writes now and then, through the breaker as everyone: a node without calls
-// notices that Redis went away, or takes no writes, and a breaker closes though nobody
-// calls.
+// probe rehearses now and then what is done to an entry, through the breaker as
+// everyone: a node without calls notices that Redis went away, takes no writes, or does
+// not let it do what it must, and a breaker closes though nobody calls.
 func (s *shard) probe(ctx context.Context) {
 	ticker := time.NewTicker(probeEvery)
 	defer ticker.Stop()
 	for i := 0; ; i++ {
-		key := "dc:{" + strconv.Itoa(s.slots[i%len(s.slots)]) + "}:probe"
-		args := []any{"SET", key, markKind, "PX", probeFor.Milliseconds()}
-		if v, err := s.cache.cfg.View.View(); err != nil || !v.BypassRedis {
+		v, err := s.cache.cfg.View.View()
+		if s.cache.heard(v, err); err != nil || !v.BypassRedis {
+			key := "dc:{" + strconv.Itoa(s.slots[i%len(s.slots)]) + "}:probe"
 			s.inspect(ctx)
 			if s.breaker.State() != gobreaker.StateClosed {
-				s.visit(ctx, args)
+				s.visit(ctx, key)
 			}
-			s.asks.submit(&command{key: key, args: args, size: overhead, done: func(string, error) {}})
+			s.rehearse(ctx, key)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
+	}
+}
+
+// rehearse marks, stages, confirms and discards an entry of nothing.
+func (s *shard) rehearse(ctx context.Context, key string) {
+	entry := stagedEntry(nil)
+	header := bytes.Clone(entry)
+	stamp(header, claim.Sealer{}, key, 1)
+	ttl := probeFor.Milliseconds()
+	var fault error
+	steps := []*command{
+		{args: []any{"SET", key, markKind, "PX", ttl}},
+		{script: stageScript, args: []any{entry, ttl}},
+		{script: confirmScript, args: []any{header, ttl}},
+		{script: discardScript, args: []any{header}},
+	}
+	for _, c := range steps {
+		c.key = key
+		c.done = func(_ string, err error) {
+			if ofRedis(err) {
+				fault = err
+			}
+		}
+	}
+	s.asks.send(context.WithoutCancel(ctx), steps)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.faults++; fault == nil {
+		s.faults, s.writing = 0, nil
+		s.cache.greeted.Do(func() { s.cache.cfg.Log.Info("Redis is used", "redis", s.cache.cfg.Server) })
+	}
+	if s.faults >= 2 && !errors.Is(fault, errOpen) { // not a single hiccup
+		s.writing = fault
 	}
 }
 
@@ -178,10 +216,13 @@ func (s *shard) inspect(ctx context.Context) {
 
 // visit asks with more patience than a call has, past the breaker: to learn why Redis
 // is not well, and so that a connection that takes long to make is there for others.
-func (s *shard) visit(ctx context.Context, args []any) {
+func (s *shard) visit(ctx context.Context, key string) {
 	ctx, cancel := context.WithTimeout(ctx, visitWithin)
 	defer cancel()
-	_, err := s.cache.client.Pipelined(ctx, func(p redis.Pipeliner) error { p.Do(ctx, args...); return nil })
+	_, err := s.cache.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		p.Do(ctx, "SET", key, markKind, "PX", probeFor.Milliseconds())
+		return nil
+	})
 	if ofRedis(err) && ctx.Err() == nil {
 		s.note(err)
 	}
@@ -203,49 +244,91 @@ func (s *shard) lastFault() error {
 	return s.last
 }
 
-// turned tells of breakers, loudly when the first opens and when all are closed again.
-// The shard's breaker is locked meanwhile.
+// turned tells of breakers, loudly: when the first opens, when the last one does, and when
+// all are closed again. The shard's breaker is locked meanwhile.
 func (c *Cache) turned(s *shard, from, to gobreaker.State) {
 	c.cfg.Observe.Breaker(from.String(), to.String())
+	all := int32(len(c.shards))
 	switch {
 	case from == gobreaker.StateClosed:
-		if c.away.Add(1) == 1 {
-			c.cfg.Log.Warn(c.partly()+" is not used: etcd answers instead, correctly and more slowly, until it is well", "cause", s.lastFault())
+		switch c.away.Add(1) {
+		case all:
+			c.cfg.Log.Warn("Redis is not used: etcd answers everything, correctly and more slowly, until Redis is well", "redis", c.cfg.Server, "cause", told(s.lastFault()))
+		case 1:
+			c.cfg.Log.Warn("a part of Redis is not used: etcd answers for it, correctly and more slowly, until it is well", "redis", c.cfg.Server, "cause", told(s.lastFault()))
 		}
 	case to == gobreaker.StateClosed:
 		if c.away.Add(-1) == 0 {
-			c.cfg.Log.Warn("Redis is used again")
+			c.cfg.Log.Warn("Redis is used again", "redis", c.cfg.Server)
 		}
 	}
 }
 
-func (c *Cache) partly() string {
-	if len(c.shards) > 1 {
-		return "a part of Redis"
+// heard tells of the switch, once when it is turned.
+func (c *Cache) heard(v claim.View, err error) {
+	if err != nil || c.bypassed.Swap(v.BypassRedis) == v.BypassRedis {
+		return
 	}
-	return "Redis"
+	if v.BypassRedis {
+		c.cfg.Log.Warn("Redis is bypassed by an operator's switch: etcd answers everything", "redis", c.cfg.Server)
+	} else {
+		c.cfg.Log.Warn("Redis is no longer bypassed", "redis", c.cfg.Server)
+	}
 }
 
-// Degraded says why Redis, or a part of it, is not used; nil: it is.
+// Degraded says why Redis, or a part of it, is not used or not written; nil: it is.
 func (c *Cache) Degraded() error {
 	if v, err := c.cfg.View.View(); err == nil && v.BypassRedis {
 		return errors.New("bypassed by an operator's switch: etcd answers everything")
 	}
-	var cause error
+	var cause, writing error
 	away := 0
 	for _, s := range c.shards {
-		if s.breaker.State() != gobreaker.StateClosed {
+		closed := s.breaker.State() == gobreaker.StateClosed // before s.mu: the breaker's lock is the outer one
+		s.mu.Lock()
+		if !closed {
 			away++
-			cause = s.lastFault()
+			cause = s.last
+		} else if s.writing != nil {
+			writing = s.writing
 		}
+		s.mu.Unlock()
 	}
 	switch {
-	case away == 0:
-		return nil
 	case away == len(c.shards):
-		return fmt.Errorf("not used, etcd answers everything: %s", fault(cause))
+		return fmt.Errorf("not used, etcd answers everything: %s (%v)", told(cause), c.cfg.Server)
+	case away > 0:
+		return fmt.Errorf("%d of %d parts not used, etcd answers for them: %s (%v)", away, len(c.shards), told(cause), c.cfg.Server)
+	case writing != nil:
+		return fmt.Errorf("asked, but not all that must be can be done there: %s (%v)", told(writing), c.cfg.Server)
 	}
-	return fmt.Errorf("%d of %d parts not used, etcd answers for them: %s", away, len(c.shards), fault(cause))
+	return nil
+}
+
+// hints are what usually is behind an error, by a part of its text.
+var hints = []struct{ part, hint string }{
+	{"cluster support disabled", "is it a standalone Redis? see redis-mode"},
+	{"unknown command 'SET'", "is that a sentinel? see redis-mode"},
+	{"first record does not look like a TLS handshake", "does it speak TLS? see redis-tls"},
+	{"EOF", "does it want TLS? see redis-tls"},
+	{"deadline exceeded", "does it answer, and does it speak TLS or not? see redis-tls"},
+	{"i/o timeout", "it does not answer in time"},
+	{"can't run this command", "its rights are too few: see docs/redis.md"},
+	{"NOPERM", "its rights are too few: see docs/redis.md"},
+}
+
+// told says on one line what ails Redis.
+func told(err error) string {
+	if err == nil {
+		return "it is being tried"
+	}
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	for _, h := range hints {
+		if strings.Contains(line, h.part) {
+			return line + " (" + h.hint + ")"
+		}
+	}
+	return line
 }
 
 // hashSlots is how many parts a Redis Cluster has.

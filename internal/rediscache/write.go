@@ -124,8 +124,9 @@ func (c *Cache) place(v *claim.View, rec *claim.Record) (place, bool) {
 // discard removes an entry that should not be there, so that the next fill is not
 // taken for older than it.
 func (c *Cache) discard(slot int, key, entry string, why Finding) {
+	c.damaged.Add(1)
 	c.seldom.Do(func() {
-		c.cfg.Log.Warn("an entry in Redis is not what was written there: it is not believed, and removed", "redis_key", key, "finding", why)
+		c.cfg.Log.Warn("an entry in Redis is not what was written there: it is not believed, and is to be removed", "redis_key", key, "finding", string(why), "since_last_told", c.damaged.Swap(0))
 	})
 	header := entry[:min(len(entry), headerSize)]
 	c.of[slot].writes.submit(&command{

@@ -95,8 +95,8 @@ type Following struct {
 	TickAge  time.Duration
 	Applied  int64
 	Restored uint64
-	// Believed: what is cached may be told.
-	Believed bool
+	// Believed: what is cached may be told. BypassRedis: a switch keeps Redis out.
+	Believed, BypassRedis bool
 }
 
 // Watch adds what is asked of the node at each scrape. Call it once.
@@ -113,6 +113,12 @@ func (m *Metrics) Watch(ready func() error, following func() Following) {
 	gauge(metricTickAge, "How long ago this node saw the cluster's clock move.", func() float64 { return following().TickAge.Seconds() })
 	gauge(metricBelieved, "1 if this node knows of the last seconds' changes of epochs, so that what is cached may be told; 0: etcd is asked for everything.", func() float64 {
 		if following().Believed {
+			return 1
+		}
+		return 0
+	})
+	gauge(metricBypassed, "1 while the switch bypass-redis is on.", func() float64 {
+		if following().BypassRedis {
 			return 1
 		}
 		return 0

@@ -28,6 +28,7 @@ const (
 	metricRedisWaits     = "dualcheck_redis_pool_waits_total"
 	metricRedisTimeouts  = "dualcheck_redis_pool_timeouts_total"
 	metricRedisStale     = "dualcheck_redis_stale_connections_total"
+	metricBypassed       = "dualcheck_redis_bypassed"
 	metricBelieved       = "dualcheck_believed"
 )
 

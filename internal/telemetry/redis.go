@@ -90,7 +90,7 @@ func (r *RedisMetrics) Breaker(from, to string) {
 		r.breaker.WithLabelValues(from).Dec()
 	}
 	r.breaker.WithLabelValues(to).Inc()
-	if to == "open" {
+	if from == "closed" {
 		r.opened.Inc()
 	}
 }

@@ -58,7 +58,7 @@ func TestMetricsAreNamedAsPrometheusWants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(families) != 27 {
+	if len(families) != 28 {
 		t.Errorf("%d metrics have a value", len(families))
 	}
 	for _, f := range families {

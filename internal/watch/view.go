@@ -105,8 +105,8 @@ type Status struct {
 	TickAge  time.Duration
 	Applied  int64
 	Restored uint64
-	// Believed: what is cached may be told.
-	Believed bool
+	// Believed: what is cached may be told. BypassRedis: a switch keeps Redis out.
+	Believed, BypassRedis bool
 }
 
 // Status tells how far this node follows.
@@ -117,7 +117,7 @@ func (f *Follower) Status() Status {
 	if f.state == nil {
 		return Status{}
 	}
-	return Status{Applied: f.state.applied, TickAge: now - f.tickSeen, Restored: f.restored, Believed: f.believed(now)}
+	return Status{Applied: f.state.applied, TickAge: now - f.tickSeen, Restored: f.restored, Believed: f.believed(now), BypassRedis: f.state.switches[policy.BypassRedis].On}
 }
 
 // Tick returns the newest tick and how long ago it was seen; its Version is 0
