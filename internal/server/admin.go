@@ -86,6 +86,9 @@ func (a *admin) act(ctx context.Context, act, namespace string, err error, more 
 		fields = append(fields, slog.String(telemetry.FieldNamespace, namespace))
 	}
 	fields = append(fields, more...)
+	if from := peerOf(ctx); from != "" {
+		fields = append(fields, slog.String(telemetry.FieldPeer, from))
+	}
 	if err != nil {
 		level = slog.LevelWarn
 		fields = append(fields, slog.Any(telemetry.FieldError, err))

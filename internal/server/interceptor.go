@@ -238,19 +238,29 @@ func (c *calls) about(ctx context.Context, method string) []slog.Attr {
 		if v := md.Get("x-request-id"); len(v) > 0 {
 			fields = append(fields, slog.String(telemetry.FieldRequestID, cutTo(mostLogged, v[0])))
 		}
-		if p, ok := peer.FromContext(ctx); ok {
-			from := p.Addr.String()
-			// Only the gateway is believed; it puts whom it sees at the end.
-			if v := md.Get("x-forwarded-for"); len(v) > 0 && p.Addr.Network() == "bufconn" {
-				from = strings.ToValidUTF8(v[0][max(len(v[0])-mostLogged, 0):], "\ufffd")
-			}
-			fields = append(fields, slog.String(telemetry.FieldPeer, from))
-		}
+	}
+	if from := peerOf(ctx); from != "" {
+		fields = append(fields, slog.String(telemetry.FieldPeer, from))
 	}
 	if id := telemetry.TraceID(ctx); id != nil {
 		fields = append(fields, slog.String(telemetry.FieldTraceID, trace.TraceID(id).String()))
 	}
 	return fields
+}
+
+// peerOf is the address of who calls; "" if it is not known.
+func peerOf(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return ""
+	}
+	// Only the gateway is believed; it puts whom it sees at the end.
+	if p.Addr.Network() == "bufconn" {
+		if v := metadata.ValueFromIncomingContext(ctx, "x-forwarded-for"); len(v) > 0 {
+			return strings.ToValidUTF8(v[0][max(len(v[0])-mostLogged, 0):], "\ufffd")
+		}
+	}
+	return p.Addr.String()
 }
 
 // methodLabel is the method as metrics have it: one of those that exist.
