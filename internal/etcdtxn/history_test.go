@@ -99,8 +99,8 @@ func revisionUsedAgain(t *testing.T, pauseAfterViews int) {
 	c.Restart(0)
 	for _, one := range []*node{n, other} {
 		eventually(t, 30*time.Second, "the restore to be noticed", func() error {
-			if one.follower.Status().Restored == 0 {
-				return errors.New("not noticed")
+			if s := one.follower.Status(); s.Restored == 0 || s.Applied >= a.Revision {
+				return fmt.Errorf("not noticed, or not listed since: %+v", s)
 			}
 			return nil
 		})
