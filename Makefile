@@ -112,7 +112,8 @@ redis_install = if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 
 .PHONY: redis-server
 redis-server:
-	@command -v redis-server >/dev/null && exit 0; $(redis_install) || { echo 'the tests need redis-server: apt-get install redis-server'; exit 1; }
+	@command -v redis-server >/dev/null || { $(redis_install); } || { echo 'the tests need redis-server: apt-get install redis-server'; exit 1; }
+	@redis-server --version | grep -qE ' v=([7-9]|[1-9][0-9]+)\.' || { echo 'the tests need redis-server 7.0 or later, not'; redis-server --version; exit 1; }
 
 .PHONY: redis-if-possible
 redis-if-possible:
