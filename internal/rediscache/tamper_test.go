@@ -327,3 +327,38 @@ func TestH01TwoNodesRace(t *testing.T) {
 		t.Errorf("C66: entries without an expiry: %q", left)
 	}
 }
+
+// C02, G1: a hundred callers ask for one key at once, through two nodes, while Redis is
+// flushed: one FIRST, whatever Redis held.
+func TestC02FlushedWhileAHundredAsk(t *testing.T) {
+	t.Parallel()
+	etcd, redis := etcdtest.Start(t, 1), redistest.Start(t)
+	all := []site{
+		at(t, nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Redis: standalone(redis.Addr())})),
+		at(t, nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Redis: standalone(redis.Addr()), Idle: true})),
+	}
+	for round := range 10 {
+		key := fmt.Sprint("k", round)
+		var firsts, others atomic.Int64
+		var callers sync.WaitGroup
+		for i := range 100 {
+			callers.Go(func() {
+				switch a := all[i%2].begin(key); a.Verdict {
+				case claim.First:
+					firsts.Add(1)
+				case claim.InProgress:
+					others.Add(1)
+				default:
+					t.Errorf("verdict %d", a.Verdict)
+				}
+			})
+			if i%10 == 0 {
+				callers.Go(redis.Flush)
+			}
+		}
+		callers.Wait()
+		if firsts.Load() != 1 || others.Load() != 99 {
+			t.Errorf("%s: %d FIRST, %d IN_PROGRESS", key, firsts.Load(), others.Load())
+		}
+	}
+}
