@@ -37,19 +37,24 @@ func (s settings) redisServer() (rediscache.Server, error) {
 
 // redisTLS is nil for Redis in the clear.
 func (s settings) redisTLS() (*tls.Config, error) {
-	info := transport.TLSInfo{CertFile: s.RedisCertFile, KeyFile: s.RedisKeyFile, TrustedCAFile: s.RedisCAFile, ServerName: s.RedisServerName}
+	return clientTLS("redis", transport.TLSInfo{CertFile: s.RedisCertFile, KeyFile: s.RedisKeyFile, TrustedCAFile: s.RedisCAFile, ServerName: s.RedisServerName}, s.RedisTLS)
+}
+
+// clientTLS is how a server is reached whose settings begin with this word: nil, in the
+// clear, unless files of it are named or it was asked for.
+func clientTLS(of string, info transport.TLSInfo, asked bool) (*tls.Config, error) {
 	if info.Empty() && info.TrustedCAFile == "" {
-		if !s.RedisTLS {
+		if !asked {
 			return nil, nil
 		}
-		return &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.RedisServerName}, nil
+		return &tls.Config{MinVersion: tls.VersionTLS12, ServerName: info.ServerName}, nil
 	}
-	if err := checkAuthorities("redis-ca-file", s.RedisCAFile); err != nil {
+	if err := checkAuthorities(of+"-ca-file", info.TrustedCAFile); err != nil {
 		return nil, err
 	}
 	config, err := info.ClientConfig() // the certificate is read anew for each connection
 	if err != nil {
-		return nil, fmt.Errorf("TLS for Redis: %w", err)
+		return nil, fmt.Errorf("TLS for %s: %w", of, err)
 	}
 	config.MinVersion = tls.VersionTLS12
 	return config, nil

@@ -122,22 +122,7 @@ func (s settings) ownTLS(log *slog.Logger) (*tls.Config, error) {
 
 // etcdTLS is nil for etcd in the clear.
 func (s settings) etcdTLS() (*tls.Config, error) {
-	info := transport.TLSInfo{CertFile: s.EtcdCertFile, KeyFile: s.EtcdKeyFile, TrustedCAFile: s.EtcdCAFile, ServerName: s.EtcdServerName}
-	if info.Empty() && info.TrustedCAFile == "" {
-		if !strings.HasPrefix(s.EtcdEndpoints[0], "https://") {
-			return nil, nil
-		}
-		return &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.EtcdServerName}, nil
-	}
-	if err := checkAuthorities("etcd-ca-file", s.EtcdCAFile); err != nil {
-		return nil, err
-	}
-	config, err := info.ClientConfig() // the certificate is read anew for each connection
-	if err != nil {
-		return nil, fmt.Errorf("TLS for etcd: %w", err)
-	}
-	config.MinVersion = tls.VersionTLS12
-	return config, nil
+	return clientTLS("etcd", transport.TLSInfo{CertFile: s.EtcdCertFile, KeyFile: s.EtcdKeyFile, TrustedCAFile: s.EtcdCAFile, ServerName: s.EtcdServerName}, strings.HasPrefix(s.EtcdEndpoints[0], "https://"))
 }
 
 // dialEtcd makes a client; it connects with its first call.

@@ -16,6 +16,7 @@ import (
 	"github.com/dualcheck/dualcheck/internal/etcdtest"
 	"github.com/dualcheck/dualcheck/internal/etcdtxn"
 	"github.com/dualcheck/dualcheck/internal/layout"
+	"github.com/dualcheck/dualcheck/internal/nodetest"
 	"github.com/dualcheck/dualcheck/internal/policy"
 	"github.com/dualcheck/dualcheck/internal/watch"
 )
@@ -121,45 +122,18 @@ func one(t testing.TB) (*etcdtest.Cluster, *node) {
 	return c, startNode(t, c.Client(), options{keeps: true})
 }
 
-func within(t testing.TB, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), d)
-	t.Cleanup(cancel)
-	return ctx
-}
+func within(t testing.TB, d time.Duration) context.Context { return nodetest.Within(t, d) }
 
 // eventually asks until there is no error.
 func eventually(t testing.TB, d time.Duration, what string, ask func() error) {
 	t.Helper()
-	deadline := time.After(d)
-	again := time.NewTicker(10 * time.Millisecond)
-	defer again.Stop()
-	for {
-		err := ask()
-		if err == nil {
-			return
-		}
-		select {
-		case <-deadline:
-			t.Fatalf("%s: not within %v: %v", what, d, err)
-		case <-again.C:
-		}
-	}
+	nodetest.Eventually(t, d, what, ask)
 }
 
 // passes waits until so much cluster time has passed on the node's clock.
 func (n *node) passes(t testing.TB, d time.Duration) {
 	t.Helper()
-	start, err := n.follower.View()
-	if err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, d+30*time.Second, "time to pass", func() error {
-		v, err := n.follower.View()
-		if err == nil && v.Now.Sub(start.Now) < d {
-			err = fmt.Errorf("%v of %v", v.Now.Sub(start.Now), d)
-		}
-		return err
-	})
+	nodetest.Pass(t, n.follower, d)
 }
 
 func (n *node) begin(t testing.TB, req claim.BeginRequest) claim.Answer {

@@ -226,15 +226,15 @@ func Within(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// Pass waits until so much cluster time has passed on the node's clock.
-func Pass(t testing.TB, n *Node, d time.Duration) {
+// Pass waits until so much cluster time has passed on a node's clock.
+func Pass(t testing.TB, node rediscache.Viewer, d time.Duration) {
 	t.Helper()
-	start, err := n.Follower.View()
+	start, err := node.View()
 	if err != nil {
 		t.Fatal(err)
 	}
 	Eventually(t, d+30*time.Second, "time to pass", func() error {
-		v, err := n.Follower.View()
+		v, err := node.View()
 		if err == nil && v.Now.Sub(start.Now) < d {
 			err = fmt.Errorf("%v of %v", v.Now.Sub(start.Now), d)
 		}

@@ -35,8 +35,7 @@ type Viewer interface {
 type Observer interface {
 	// Looked is a look for an answer.
 	Looked(finding string)
-	// Wrote is a write: stage, confirm, fill, discard; ok, kept (what is there is as
-	// new), lost (its stage is gone), open, dropped (the queue is full), failed.
+	// Wrote is a write, by kind and outcome: see write.go.
 	Wrote(kind, outcome string)
 	// Pipeline is one round trip of a lane, ask or write.
 	Pipeline(lane string, commands int, took time.Duration, ok bool)

@@ -20,7 +20,8 @@
 //   - Nothing waits for Redis longer than a few milliseconds. A breaker keeps calls
 //     from a Redis that is down or slow, and Degraded says so.
 //
-// entry.go is what an entry looks like and when it is believed, script.go what is
-// done to one, pipeline.go how commands of many calls share round trips, cache.go
-// what this node writes, store.go what it answers.
+// entry.go is what an entry looks like and when it is authentic, look.go when it may be
+// told, store.go what it answers, write.go what this node writes, script.go what that
+// does to an entry, pipeline.go how commands of many calls share round trips, shard.go
+// what is well and what is not.
 package rediscache

@@ -57,7 +57,7 @@ type clock struct{ *nodetest.Node }
 
 func (c clock) Advance(t *testing.T, d time.Duration) {
 	t.Helper()
-	nodetest.Pass(t, c.Node, d)
+	nodetest.Pass(t, c.Follower, d)
 }
 
 // put declares the policy that comes to this.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/sony/gobreaker/v2"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
@@ -35,7 +36,7 @@ const (
 // The entry's name has the epochs that were known before the proposal: should the
 // record be taken back before the confirm arrives, nobody looks under that name.
 func (c *Cache) Stage(v *claim.View, rec *claim.Record, value []byte) func(revision int64) {
-	at, ok := c.place(v, rec)
+	at, ok := c.place(kindStage, v, rec)
 	if !ok {
 		return func(int64) {}
 	}
@@ -91,7 +92,7 @@ func (s *stage) confirm() {
 
 // Found writes a finished record that was read from etcd under this view.
 func (c *Cache) Found(v *claim.View, rec *claim.Record, value []byte) {
-	at, ok := c.place(v, rec)
+	at, ok := c.place(kindFill, v, rec)
 	if !ok {
 		return
 	}
@@ -107,8 +108,10 @@ type place struct {
 	ttl   time.Duration
 }
 
-// place says where a record is cached; false if it is not.
-func (c *Cache) place(v *claim.View, rec *claim.Record) (place, bool) {
+// place says where a write of this kind has a record cached; false if it has not. It is
+// asked before an entry is made: to hash and copy a result for a Redis that is away would
+// cost the calls that etcd answers.
+func (c *Cache) place(kind string, v *claim.View, rec *claim.Record) (place, bool) {
 	if v.BypassRedis || !v.Believed {
 		return place{}, false
 	}
@@ -118,6 +121,10 @@ func (c *Cache) place(v *claim.View, rec *claim.Record) (place, bool) {
 		return place{}, false
 	}
 	name := layout.NameOf(rec.Namespace, rec.Key)
+	if c.of[name.Slot].breaker.State() == gobreaker.StateOpen {
+		c.cfg.Observe.Wrote(kind, outcomeOpen)
+		return place{}, false
+	}
 	return place{c.of[name.Slot], keyOf(v, name), min(p.CacheTTLMax, left)}, true
 }
 
