@@ -27,7 +27,8 @@ const (
 	askers, writers               = 4, 2
 
 	// A breaker opens after so many failures in a row, or if half of at least so many
-	// pipelines of the last seconds failed; it lets three through a second later.
+	// pipelines of the last seconds failed or came late: a few late ones are this node
+	// being busy, at its start for one. It lets three through a second later.
 	failuresInARow = 5
 	fewestCalls    = 20
 	breakerWindow  = 4 * time.Second
@@ -53,6 +54,7 @@ type shard struct {
 
 	mu       sync.Mutex
 	last     error // why the breaker last counted a failure
+	inARow   int   // failures since the last success, without late answers
 	suspects map[string]bool
 	// writing is what a rehearsal last met, faults how many in a row met anything.
 	writing error
@@ -71,9 +73,9 @@ func shardsOf(c *Cache) (all []*shard, of [claim.Slots]*shard) {
 			Name:        "redis",
 			MaxRequests: breakerProbes, Interval: breakerWindow, BucketPeriod: breakerBucket, Timeout: breakerPause,
 			ReadyToTrip: func(n gobreaker.Counts) bool {
-				return n.ConsecutiveFailures >= failuresInARow || n.Requests >= fewestCalls && 2*n.TotalFailures >= n.Requests
+				return s.failedInARow() >= failuresInARow || n.Requests >= fewestCalls && 2*n.TotalFailures >= n.Requests
 			},
-			IsSuccessful:  func(err error) bool { s.note(err); return err == nil },
+			IsSuccessful:  func(err error) bool { s.judge(err); return err == nil },
 			OnStateChange: func(_ string, from, to gobreaker.State) { c.turned(s, from, to) },
 		})
 		s.asks, s.writes = s.lane("ask"), s.lane("write")
@@ -226,6 +228,25 @@ func (s *shard) visit(ctx context.Context, key string) {
 	if ofRedis(err) && ctx.Err() == nil {
 		s.note(err)
 	}
+}
+
+// judge counts how a pipeline of the breaker's ended.
+func (s *shard) judge(err error) {
+	s.note(err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err == nil:
+		s.inARow = 0
+	case !errors.Is(err, errSlow):
+		s.inARow++
+	}
+}
+
+func (s *shard) failedInARow() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.inARow
 }
 
 // note keeps why this part last failed.
