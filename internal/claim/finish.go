@@ -167,7 +167,7 @@ func (r *Record) released(m Moment) *Record {
 // settled returns the record finished for good.
 func (r *Record) settled(out outcome, m Moment) *Record {
 	end := r.ended(m)
-	if r.State == Released {
+	if r.State == Released && r.ClaimID != (ID{}) { // one taken back left no id: the release before it stays known
 		end.ReleasedClaimID = r.ClaimID
 	}
 	end.State = out.state

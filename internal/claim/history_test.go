@@ -305,6 +305,25 @@ func TestH22AnOperatorsReleaseIsNotTheHolders(t *testing.T) {
 	}
 }
 
+// A claim that an operator took back leaves the release before it known, also once the
+// operator has finished the key.
+func TestH22ARepeatedReleaseAfterAnOperatorsReleaseAndFinish(t *testing.T) {
+	w := newWorld()
+	a := w.first(t, asks("a"))
+	must(t)(w.fail(a.ID, passing))
+	b := w.first(t, asks("b"))
+	w.at(w.rec.LeaseUntil + grace)
+	must(t)(w.resolve(&claim.ResolveRequest{State: claim.Released}))
+	must(t)(w.fail(a.ID, passing))
+	w.policy.MaxAttempts = 2 // used up: only then may a released key be resolved
+	must(t)(w.resolve(&claim.ResolveRequest{State: claim.Succeeded, Result: otherResult}))
+	must(t)(w.fail(a.ID, passing))
+	if w.rec.State != claim.Succeeded {
+		t.Fatalf("a repeated release changed the record to %v", w.rec.State)
+	}
+	w.refusedWith(t, claim.ClaimLost, func() (*claim.Record, error) { return w.fail(b.ID, passing) })
+}
+
 func TestH23ACompleteOvertakenByItsOwnReleaseIsAccepted(t *testing.T) {
 	for state, req := range map[claim.State]*claim.FinishRequest{claim.Succeeded: {Result: bankResult}, claim.Failed: {Failure: blocked}} {
 		w := newWorld()
