@@ -1628,19 +1628,11 @@ func (*FinishResult_Finish) isFinishResult_Outcome() {}
 
 func (*FinishResult_Error) isFinishResult_Outcome() {}
 
-// SessionRequest is one frame from the caller: an id of its choosing and one
-// request. Ids need only be distinct among those not answered yet.
+// SessionRequest is one frame from the caller: at most 1,000 calls and 8 MiB, but for
+// one call alone, which may be as large as any.
 type SessionRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Types that are valid to be assigned to Request:
-	//
-	//	*SessionRequest_Begin
-	//	*SessionRequest_Complete
-	//	*SessionRequest_Fail
-	//	*SessionRequest_Extend
-	//	*SessionRequest_Get
-	Request       isSessionRequest_Request `protobuf_oneof:"request"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Calls         []*SessionCall         `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1675,118 +1667,254 @@ func (*SessionRequest) Descriptor() ([]byte, []int) {
 	return file_dualcheck_v1_dedup_proto_rawDescGZIP(), []int{18}
 }
 
-func (x *SessionRequest) GetId() uint64 {
+func (x *SessionRequest) GetCalls() []*SessionCall {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
+// SessionCall is one call of a session.
+type SessionCall struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The caller's own; distinct among those that are not answered yet.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Types that are valid to be assigned to Call:
+	//
+	//	*SessionCall_Begin
+	//	*SessionCall_Complete
+	//	*SessionCall_Fail
+	//	*SessionCall_Extend
+	//	*SessionCall_Get
+	//	*SessionCall_Cancel
+	Call isSessionCall_Call `protobuf_oneof:"call"`
+	// How long the caller waits for the answer, from when the server reads this; absent
+	// is 30 s, and what Begin waits.
+	Timeout *durationpb.Duration `protobuf:"bytes,8,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// How often this very call was sent before.
+	RetryCount uint32 `protobuf:"varint,9,opt,name=retry_count,json=retryCount,proto3" json:"retry_count,omitempty"`
+	// W3C traceparent of the call: its trace id is kept with the claim.
+	Traceparent   string `protobuf:"bytes,10,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionCall) Reset() {
+	*x = SessionCall{}
+	mi := &file_dualcheck_v1_dedup_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionCall) ProtoMessage() {}
+
+func (x *SessionCall) ProtoReflect() protoreflect.Message {
+	mi := &file_dualcheck_v1_dedup_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionCall.ProtoReflect.Descriptor instead.
+func (*SessionCall) Descriptor() ([]byte, []int) {
+	return file_dualcheck_v1_dedup_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SessionCall) GetId() uint64 {
 	if x != nil {
 		return x.Id
 	}
 	return 0
 }
 
-func (x *SessionRequest) GetRequest() isSessionRequest_Request {
+func (x *SessionCall) GetCall() isSessionCall_Call {
 	if x != nil {
-		return x.Request
+		return x.Call
 	}
 	return nil
 }
 
-func (x *SessionRequest) GetBegin() *BeginRequest {
+func (x *SessionCall) GetBegin() *BeginRequest {
 	if x != nil {
-		if x, ok := x.Request.(*SessionRequest_Begin); ok {
+		if x, ok := x.Call.(*SessionCall_Begin); ok {
 			return x.Begin
 		}
 	}
 	return nil
 }
 
-func (x *SessionRequest) GetComplete() *CompleteRequest {
+func (x *SessionCall) GetComplete() *CompleteRequest {
 	if x != nil {
-		if x, ok := x.Request.(*SessionRequest_Complete); ok {
+		if x, ok := x.Call.(*SessionCall_Complete); ok {
 			return x.Complete
 		}
 	}
 	return nil
 }
 
-func (x *SessionRequest) GetFail() *FailRequest {
+func (x *SessionCall) GetFail() *FailRequest {
 	if x != nil {
-		if x, ok := x.Request.(*SessionRequest_Fail); ok {
+		if x, ok := x.Call.(*SessionCall_Fail); ok {
 			return x.Fail
 		}
 	}
 	return nil
 }
 
-func (x *SessionRequest) GetExtend() *ExtendRequest {
+func (x *SessionCall) GetExtend() *ExtendRequest {
 	if x != nil {
-		if x, ok := x.Request.(*SessionRequest_Extend); ok {
+		if x, ok := x.Call.(*SessionCall_Extend); ok {
 			return x.Extend
 		}
 	}
 	return nil
 }
 
-func (x *SessionRequest) GetGet() *GetRequest {
+func (x *SessionCall) GetGet() *GetRequest {
 	if x != nil {
-		if x, ok := x.Request.(*SessionRequest_Get); ok {
+		if x, ok := x.Call.(*SessionCall_Get); ok {
 			return x.Get
 		}
 	}
 	return nil
 }
 
-type isSessionRequest_Request interface {
-	isSessionRequest_Request()
+func (x *SessionCall) GetCancel() *SessionCancel {
+	if x != nil {
+		if x, ok := x.Call.(*SessionCall_Cancel); ok {
+			return x.Cancel
+		}
+	}
+	return nil
 }
 
-type SessionRequest_Begin struct {
+func (x *SessionCall) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *SessionCall) GetRetryCount() uint32 {
+	if x != nil {
+		return x.RetryCount
+	}
+	return 0
+}
+
+func (x *SessionCall) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
+type isSessionCall_Call interface {
+	isSessionCall_Call()
+}
+
+type SessionCall_Begin struct {
 	Begin *BeginRequest `protobuf:"bytes,2,opt,name=begin,proto3,oneof"`
 }
 
-type SessionRequest_Complete struct {
+type SessionCall_Complete struct {
 	Complete *CompleteRequest `protobuf:"bytes,3,opt,name=complete,proto3,oneof"`
 }
 
-type SessionRequest_Fail struct {
+type SessionCall_Fail struct {
 	Fail *FailRequest `protobuf:"bytes,4,opt,name=fail,proto3,oneof"`
 }
 
-type SessionRequest_Extend struct {
+type SessionCall_Extend struct {
 	Extend *ExtendRequest `protobuf:"bytes,5,opt,name=extend,proto3,oneof"`
 }
 
-type SessionRequest_Get struct {
+type SessionCall_Get struct {
 	Get *GetRequest `protobuf:"bytes,6,opt,name=get,proto3,oneof"`
 }
 
-func (*SessionRequest_Begin) isSessionRequest_Request() {}
+type SessionCall_Cancel struct {
+	// The caller no longer waits for the call with this id. That call is answered all
+	// the same, and at once if it only waits; what was accepted of it goes on. A cancel
+	// has no answer.
+	Cancel *SessionCancel `protobuf:"bytes,7,opt,name=cancel,proto3,oneof"`
+}
 
-func (*SessionRequest_Complete) isSessionRequest_Request() {}
+func (*SessionCall_Begin) isSessionCall_Call() {}
 
-func (*SessionRequest_Fail) isSessionRequest_Request() {}
+func (*SessionCall_Complete) isSessionCall_Call() {}
 
-func (*SessionRequest_Extend) isSessionRequest_Request() {}
+func (*SessionCall_Fail) isSessionCall_Call() {}
 
-func (*SessionRequest_Get) isSessionRequest_Request() {}
+func (*SessionCall_Extend) isSessionCall_Call() {}
 
-// SessionResponse is the answer to the request with that id.
+func (*SessionCall_Get) isSessionCall_Call() {}
+
+func (*SessionCall_Cancel) isSessionCall_Call() {}
+
+// SessionCancel withdraws interest in a call.
+type SessionCancel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionCancel) Reset() {
+	*x = SessionCancel{}
+	mi := &file_dualcheck_v1_dedup_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionCancel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionCancel) ProtoMessage() {}
+
+func (x *SessionCancel) ProtoReflect() protoreflect.Message {
+	mi := &file_dualcheck_v1_dedup_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionCancel.ProtoReflect.Descriptor instead.
+func (*SessionCancel) Descriptor() ([]byte, []int) {
+	return file_dualcheck_v1_dedup_proto_rawDescGZIP(), []int{20}
+}
+
+// SessionResponse is one frame from the server: the answers that were there.
 type SessionResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Types that are valid to be assigned to Response:
-	//
-	//	*SessionResponse_Begin
-	//	*SessionResponse_Finish
-	//	*SessionResponse_Extend
-	//	*SessionResponse_Get
-	//	*SessionResponse_Error
-	Response      isSessionResponse_Response `protobuf_oneof:"response"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Answers []*SessionAnswer       `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
+	// This server is stopping: send no more over this session, close your side, and open
+	// one to another server. What was accepted is answered first.
+	Draining bool `protobuf:"varint,2,opt,name=draining,proto3" json:"draining,omitempty"`
+	// The part that this server does without, "redis" or nothing: it answers as rightly
+	// as ever, and slower. Told with every frame.
+	Degraded      string `protobuf:"bytes,3,opt,name=degraded,proto3" json:"degraded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SessionResponse) Reset() {
 	*x = SessionResponse{}
-	mi := &file_dualcheck_v1_dedup_proto_msgTypes[19]
+	mi := &file_dualcheck_v1_dedup_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1926,7 @@ func (x *SessionResponse) String() string {
 func (*SessionResponse) ProtoMessage() {}
 
 func (x *SessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dualcheck_v1_dedup_proto_msgTypes[19]
+	mi := &file_dualcheck_v1_dedup_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,101 +1939,168 @@ func (x *SessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionResponse.ProtoReflect.Descriptor instead.
 func (*SessionResponse) Descriptor() ([]byte, []int) {
-	return file_dualcheck_v1_dedup_proto_rawDescGZIP(), []int{19}
+	return file_dualcheck_v1_dedup_proto_rawDescGZIP(), []int{21}
 }
 
-func (x *SessionResponse) GetId() uint64 {
+func (x *SessionResponse) GetAnswers() []*SessionAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+func (x *SessionResponse) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
+func (x *SessionResponse) GetDegraded() string {
+	if x != nil {
+		return x.Degraded
+	}
+	return ""
+}
+
+// SessionAnswer is the answer to the call with that id.
+type SessionAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Types that are valid to be assigned to Answer:
+	//
+	//	*SessionAnswer_Begin
+	//	*SessionAnswer_Finish
+	//	*SessionAnswer_Extend
+	//	*SessionAnswer_Get
+	//	*SessionAnswer_Error
+	Answer        isSessionAnswer_Answer `protobuf_oneof:"answer"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionAnswer) Reset() {
+	*x = SessionAnswer{}
+	mi := &file_dualcheck_v1_dedup_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionAnswer) ProtoMessage() {}
+
+func (x *SessionAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_dualcheck_v1_dedup_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionAnswer.ProtoReflect.Descriptor instead.
+func (*SessionAnswer) Descriptor() ([]byte, []int) {
+	return file_dualcheck_v1_dedup_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SessionAnswer) GetId() uint64 {
 	if x != nil {
 		return x.Id
 	}
 	return 0
 }
 
-func (x *SessionResponse) GetResponse() isSessionResponse_Response {
+func (x *SessionAnswer) GetAnswer() isSessionAnswer_Answer {
 	if x != nil {
-		return x.Response
+		return x.Answer
 	}
 	return nil
 }
 
-func (x *SessionResponse) GetBegin() *BeginResponse {
+func (x *SessionAnswer) GetBegin() *BeginResponse {
 	if x != nil {
-		if x, ok := x.Response.(*SessionResponse_Begin); ok {
+		if x, ok := x.Answer.(*SessionAnswer_Begin); ok {
 			return x.Begin
 		}
 	}
 	return nil
 }
 
-func (x *SessionResponse) GetFinish() *FinishResponse {
+func (x *SessionAnswer) GetFinish() *FinishResponse {
 	if x != nil {
-		if x, ok := x.Response.(*SessionResponse_Finish); ok {
+		if x, ok := x.Answer.(*SessionAnswer_Finish); ok {
 			return x.Finish
 		}
 	}
 	return nil
 }
 
-func (x *SessionResponse) GetExtend() *ExtendResponse {
+func (x *SessionAnswer) GetExtend() *ExtendResponse {
 	if x != nil {
-		if x, ok := x.Response.(*SessionResponse_Extend); ok {
+		if x, ok := x.Answer.(*SessionAnswer_Extend); ok {
 			return x.Extend
 		}
 	}
 	return nil
 }
 
-func (x *SessionResponse) GetGet() *GetResponse {
+func (x *SessionAnswer) GetGet() *GetResponse {
 	if x != nil {
-		if x, ok := x.Response.(*SessionResponse_Get); ok {
+		if x, ok := x.Answer.(*SessionAnswer_Get); ok {
 			return x.Get
 		}
 	}
 	return nil
 }
 
-func (x *SessionResponse) GetError() *BatchError {
+func (x *SessionAnswer) GetError() *BatchError {
 	if x != nil {
-		if x, ok := x.Response.(*SessionResponse_Error); ok {
+		if x, ok := x.Answer.(*SessionAnswer_Error); ok {
 			return x.Error
 		}
 	}
 	return nil
 }
 
-type isSessionResponse_Response interface {
-	isSessionResponse_Response()
+type isSessionAnswer_Answer interface {
+	isSessionAnswer_Answer()
 }
 
-type SessionResponse_Begin struct {
+type SessionAnswer_Begin struct {
 	Begin *BeginResponse `protobuf:"bytes,2,opt,name=begin,proto3,oneof"`
 }
 
-type SessionResponse_Finish struct {
+type SessionAnswer_Finish struct {
 	Finish *FinishResponse `protobuf:"bytes,3,opt,name=finish,proto3,oneof"`
 }
 
-type SessionResponse_Extend struct {
+type SessionAnswer_Extend struct {
 	Extend *ExtendResponse `protobuf:"bytes,4,opt,name=extend,proto3,oneof"`
 }
 
-type SessionResponse_Get struct {
+type SessionAnswer_Get struct {
 	Get *GetResponse `protobuf:"bytes,5,opt,name=get,proto3,oneof"`
 }
 
-type SessionResponse_Error struct {
+type SessionAnswer_Error struct {
 	Error *BatchError `protobuf:"bytes,6,opt,name=error,proto3,oneof"`
 }
 
-func (*SessionResponse_Begin) isSessionResponse_Response() {}
+func (*SessionAnswer_Begin) isSessionAnswer_Answer() {}
 
-func (*SessionResponse_Finish) isSessionResponse_Response() {}
+func (*SessionAnswer_Finish) isSessionAnswer_Answer() {}
 
-func (*SessionResponse_Extend) isSessionResponse_Response() {}
+func (*SessionAnswer_Extend) isSessionAnswer_Answer() {}
 
-func (*SessionResponse_Get) isSessionResponse_Response() {}
+func (*SessionAnswer_Get) isSessionAnswer_Answer() {}
 
-func (*SessionResponse_Error) isSessionResponse_Response() {}
+func (*SessionAnswer_Error) isSessionAnswer_Answer() {}
 
 var File_dualcheck_v1_dedup_proto protoreflect.FileDescriptor
 
@@ -2012,24 +2207,36 @@ const file_dualcheck_v1_dedup_proto_rawDesc = "" +
 	"\fFinishResult\x126\n" +
 	"\x06finish\x18\x01 \x01(\v2\x1c.dualcheck.v1.FinishResponseH\x00R\x06finish\x120\n" +
 	"\x05error\x18\x02 \x01(\v2\x18.dualcheck.v1.BatchErrorH\x00R\x05errorB\t\n" +
-	"\aoutcome\"\xb2\x02\n" +
-	"\x0eSessionRequest\x12\x0e\n" +
+	"\aoutcome\"A\n" +
+	"\x0eSessionRequest\x12/\n" +
+	"\x05calls\x18\x01 \x03(\v2\x19.dualcheck.v1.SessionCallR\x05calls\"\xdb\x03\n" +
+	"\vSessionCall\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x122\n" +
 	"\x05begin\x18\x02 \x01(\v2\x1a.dualcheck.v1.BeginRequestH\x00R\x05begin\x12;\n" +
 	"\bcomplete\x18\x03 \x01(\v2\x1d.dualcheck.v1.CompleteRequestH\x00R\bcomplete\x12/\n" +
 	"\x04fail\x18\x04 \x01(\v2\x19.dualcheck.v1.FailRequestH\x00R\x04fail\x125\n" +
 	"\x06extend\x18\x05 \x01(\v2\x1b.dualcheck.v1.ExtendRequestH\x00R\x06extend\x12,\n" +
-	"\x03get\x18\x06 \x01(\v2\x18.dualcheck.v1.GetRequestH\x00R\x03getB\t\n" +
-	"\arequest\"\xb3\x02\n" +
-	"\x0fSessionResponse\x12\x0e\n" +
+	"\x03get\x18\x06 \x01(\v2\x18.dualcheck.v1.GetRequestH\x00R\x03get\x125\n" +
+	"\x06cancel\x18\a \x01(\v2\x1b.dualcheck.v1.SessionCancelH\x00R\x06cancel\x123\n" +
+	"\atimeout\x18\b \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x1f\n" +
+	"\vretry_count\x18\t \x01(\rR\n" +
+	"retryCount\x12 \n" +
+	"\vtraceparent\x18\n" +
+	" \x01(\tR\vtraceparentB\x06\n" +
+	"\x04call\"\x0f\n" +
+	"\rSessionCancel\"\x80\x01\n" +
+	"\x0fSessionResponse\x125\n" +
+	"\aanswers\x18\x01 \x03(\v2\x1b.dualcheck.v1.SessionAnswerR\aanswers\x12\x1a\n" +
+	"\bdraining\x18\x02 \x01(\bR\bdraining\x12\x1a\n" +
+	"\bdegraded\x18\x03 \x01(\tR\bdegraded\"\xaf\x02\n" +
+	"\rSessionAnswer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x123\n" +
 	"\x05begin\x18\x02 \x01(\v2\x1b.dualcheck.v1.BeginResponseH\x00R\x05begin\x126\n" +
 	"\x06finish\x18\x03 \x01(\v2\x1c.dualcheck.v1.FinishResponseH\x00R\x06finish\x126\n" +
 	"\x06extend\x18\x04 \x01(\v2\x1c.dualcheck.v1.ExtendResponseH\x00R\x06extend\x12-\n" +
 	"\x03get\x18\x05 \x01(\v2\x19.dualcheck.v1.GetResponseH\x00R\x03get\x120\n" +
-	"\x05error\x18\x06 \x01(\v2\x18.dualcheck.v1.BatchErrorH\x00R\x05errorB\n" +
-	"\n" +
-	"\bresponse*\xc6\x01\n" +
+	"\x05error\x18\x06 \x01(\v2\x18.dualcheck.v1.BatchErrorH\x00R\x05errorB\b\n" +
+	"\x06answer*\xc6\x01\n" +
 	"\aVerdict\x12\x17\n" +
 	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rVERDICT_FIRST\x10\x01\x12\x17\n" +
@@ -2079,7 +2286,7 @@ func file_dualcheck_v1_dedup_proto_rawDescGZIP() []byte {
 }
 
 var file_dualcheck_v1_dedup_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_dualcheck_v1_dedup_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_dualcheck_v1_dedup_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_dualcheck_v1_dedup_proto_goTypes = []any{
 	(Verdict)(0),                  // 0: dualcheck.v1.Verdict
 	(KeyAction)(0),                // 1: dualcheck.v1.KeyAction
@@ -2104,81 +2311,88 @@ var file_dualcheck_v1_dedup_proto_goTypes = []any{
 	(*BatchFinishResponse)(nil),   // 20: dualcheck.v1.BatchFinishResponse
 	(*FinishResult)(nil),          // 21: dualcheck.v1.FinishResult
 	(*SessionRequest)(nil),        // 22: dualcheck.v1.SessionRequest
-	(*SessionResponse)(nil),       // 23: dualcheck.v1.SessionResponse
-	nil,                           // 24: dualcheck.v1.BeginRequest.LabelsEntry
-	nil,                           // 25: dualcheck.v1.BatchError.MetadataEntry
-	(*durationpb.Duration)(nil),   // 26: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
-	(*Record)(nil),                // 28: dualcheck.v1.Record
-	(*Result)(nil),                // 29: dualcheck.v1.Result
-	(*Omitted)(nil),               // 30: dualcheck.v1.Omitted
-	(*Failure)(nil),               // 31: dualcheck.v1.Failure
+	(*SessionCall)(nil),           // 23: dualcheck.v1.SessionCall
+	(*SessionCancel)(nil),         // 24: dualcheck.v1.SessionCancel
+	(*SessionResponse)(nil),       // 25: dualcheck.v1.SessionResponse
+	(*SessionAnswer)(nil),         // 26: dualcheck.v1.SessionAnswer
+	nil,                           // 27: dualcheck.v1.BeginRequest.LabelsEntry
+	nil,                           // 28: dualcheck.v1.BatchError.MetadataEntry
+	(*durationpb.Duration)(nil),   // 29: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
+	(*Record)(nil),                // 31: dualcheck.v1.Record
+	(*Result)(nil),                // 32: dualcheck.v1.Result
+	(*Omitted)(nil),               // 33: dualcheck.v1.Omitted
+	(*Failure)(nil),               // 34: dualcheck.v1.Failure
 }
 var file_dualcheck_v1_dedup_proto_depIdxs = []int32{
-	26, // 0: dualcheck.v1.BeginRequest.lease:type_name -> google.protobuf.Duration
-	26, // 1: dualcheck.v1.BeginRequest.wait:type_name -> google.protobuf.Duration
-	24, // 2: dualcheck.v1.BeginRequest.labels:type_name -> dualcheck.v1.BeginRequest.LabelsEntry
-	26, // 3: dualcheck.v1.Claim.lease_left:type_name -> google.protobuf.Duration
-	27, // 4: dualcheck.v1.Claim.expires_at:type_name -> google.protobuf.Timestamp
+	29, // 0: dualcheck.v1.BeginRequest.lease:type_name -> google.protobuf.Duration
+	29, // 1: dualcheck.v1.BeginRequest.wait:type_name -> google.protobuf.Duration
+	27, // 2: dualcheck.v1.BeginRequest.labels:type_name -> dualcheck.v1.BeginRequest.LabelsEntry
+	29, // 3: dualcheck.v1.Claim.lease_left:type_name -> google.protobuf.Duration
+	30, // 4: dualcheck.v1.Claim.expires_at:type_name -> google.protobuf.Timestamp
 	3,  // 5: dualcheck.v1.Claim.previous:type_name -> dualcheck.v1.Previous
 	0,  // 6: dualcheck.v1.BeginResponse.verdict:type_name -> dualcheck.v1.Verdict
 	1,  // 7: dualcheck.v1.BeginResponse.key_action:type_name -> dualcheck.v1.KeyAction
-	26, // 8: dualcheck.v1.BeginResponse.retry_after:type_name -> google.protobuf.Duration
+	29, // 8: dualcheck.v1.BeginResponse.retry_after:type_name -> google.protobuf.Duration
 	5,  // 9: dualcheck.v1.BeginResponse.claim:type_name -> dualcheck.v1.Claim
-	28, // 10: dualcheck.v1.BeginResponse.record:type_name -> dualcheck.v1.Record
+	31, // 10: dualcheck.v1.BeginResponse.record:type_name -> dualcheck.v1.Record
 	2,  // 11: dualcheck.v1.BeginResponse.source:type_name -> dualcheck.v1.Source
 	0,  // 12: dualcheck.v1.BeginResponse.observed:type_name -> dualcheck.v1.Verdict
-	29, // 13: dualcheck.v1.CompleteRequest.result:type_name -> dualcheck.v1.Result
-	30, // 14: dualcheck.v1.CompleteRequest.omitted:type_name -> dualcheck.v1.Omitted
-	31, // 15: dualcheck.v1.FailRequest.failure:type_name -> dualcheck.v1.Failure
-	28, // 16: dualcheck.v1.FinishResponse.record:type_name -> dualcheck.v1.Record
-	26, // 17: dualcheck.v1.ExtendRequest.lease:type_name -> google.protobuf.Duration
+	32, // 13: dualcheck.v1.CompleteRequest.result:type_name -> dualcheck.v1.Result
+	33, // 14: dualcheck.v1.CompleteRequest.omitted:type_name -> dualcheck.v1.Omitted
+	34, // 15: dualcheck.v1.FailRequest.failure:type_name -> dualcheck.v1.Failure
+	31, // 16: dualcheck.v1.FinishResponse.record:type_name -> dualcheck.v1.Record
+	29, // 17: dualcheck.v1.ExtendRequest.lease:type_name -> google.protobuf.Duration
 	5,  // 18: dualcheck.v1.ExtendResponse.claim:type_name -> dualcheck.v1.Claim
-	28, // 19: dualcheck.v1.GetResponse.record:type_name -> dualcheck.v1.Record
+	31, // 19: dualcheck.v1.GetResponse.record:type_name -> dualcheck.v1.Record
 	2,  // 20: dualcheck.v1.GetResponse.source:type_name -> dualcheck.v1.Source
 	4,  // 21: dualcheck.v1.BatchBeginRequest.requests:type_name -> dualcheck.v1.BeginRequest
 	16, // 22: dualcheck.v1.BatchBeginResponse.responses:type_name -> dualcheck.v1.BeginResult
 	6,  // 23: dualcheck.v1.BeginResult.begin:type_name -> dualcheck.v1.BeginResponse
 	17, // 24: dualcheck.v1.BeginResult.error:type_name -> dualcheck.v1.BatchError
-	25, // 25: dualcheck.v1.BatchError.metadata:type_name -> dualcheck.v1.BatchError.MetadataEntry
-	26, // 26: dualcheck.v1.BatchError.retry_after:type_name -> google.protobuf.Duration
+	28, // 25: dualcheck.v1.BatchError.metadata:type_name -> dualcheck.v1.BatchError.MetadataEntry
+	29, // 26: dualcheck.v1.BatchError.retry_after:type_name -> google.protobuf.Duration
 	19, // 27: dualcheck.v1.BatchFinishRequest.requests:type_name -> dualcheck.v1.FinishRequest
 	7,  // 28: dualcheck.v1.FinishRequest.complete:type_name -> dualcheck.v1.CompleteRequest
 	8,  // 29: dualcheck.v1.FinishRequest.fail:type_name -> dualcheck.v1.FailRequest
 	21, // 30: dualcheck.v1.BatchFinishResponse.responses:type_name -> dualcheck.v1.FinishResult
 	9,  // 31: dualcheck.v1.FinishResult.finish:type_name -> dualcheck.v1.FinishResponse
 	17, // 32: dualcheck.v1.FinishResult.error:type_name -> dualcheck.v1.BatchError
-	4,  // 33: dualcheck.v1.SessionRequest.begin:type_name -> dualcheck.v1.BeginRequest
-	7,  // 34: dualcheck.v1.SessionRequest.complete:type_name -> dualcheck.v1.CompleteRequest
-	8,  // 35: dualcheck.v1.SessionRequest.fail:type_name -> dualcheck.v1.FailRequest
-	10, // 36: dualcheck.v1.SessionRequest.extend:type_name -> dualcheck.v1.ExtendRequest
-	12, // 37: dualcheck.v1.SessionRequest.get:type_name -> dualcheck.v1.GetRequest
-	6,  // 38: dualcheck.v1.SessionResponse.begin:type_name -> dualcheck.v1.BeginResponse
-	9,  // 39: dualcheck.v1.SessionResponse.finish:type_name -> dualcheck.v1.FinishResponse
-	11, // 40: dualcheck.v1.SessionResponse.extend:type_name -> dualcheck.v1.ExtendResponse
-	13, // 41: dualcheck.v1.SessionResponse.get:type_name -> dualcheck.v1.GetResponse
-	17, // 42: dualcheck.v1.SessionResponse.error:type_name -> dualcheck.v1.BatchError
-	4,  // 43: dualcheck.v1.DedupService.Begin:input_type -> dualcheck.v1.BeginRequest
-	7,  // 44: dualcheck.v1.DedupService.Complete:input_type -> dualcheck.v1.CompleteRequest
-	8,  // 45: dualcheck.v1.DedupService.Fail:input_type -> dualcheck.v1.FailRequest
-	10, // 46: dualcheck.v1.DedupService.Extend:input_type -> dualcheck.v1.ExtendRequest
-	12, // 47: dualcheck.v1.DedupService.Get:input_type -> dualcheck.v1.GetRequest
-	14, // 48: dualcheck.v1.DedupService.BatchBegin:input_type -> dualcheck.v1.BatchBeginRequest
-	18, // 49: dualcheck.v1.DedupService.BatchFinish:input_type -> dualcheck.v1.BatchFinishRequest
-	22, // 50: dualcheck.v1.DedupService.Session:input_type -> dualcheck.v1.SessionRequest
-	6,  // 51: dualcheck.v1.DedupService.Begin:output_type -> dualcheck.v1.BeginResponse
-	9,  // 52: dualcheck.v1.DedupService.Complete:output_type -> dualcheck.v1.FinishResponse
-	9,  // 53: dualcheck.v1.DedupService.Fail:output_type -> dualcheck.v1.FinishResponse
-	11, // 54: dualcheck.v1.DedupService.Extend:output_type -> dualcheck.v1.ExtendResponse
-	13, // 55: dualcheck.v1.DedupService.Get:output_type -> dualcheck.v1.GetResponse
-	15, // 56: dualcheck.v1.DedupService.BatchBegin:output_type -> dualcheck.v1.BatchBeginResponse
-	20, // 57: dualcheck.v1.DedupService.BatchFinish:output_type -> dualcheck.v1.BatchFinishResponse
-	23, // 58: dualcheck.v1.DedupService.Session:output_type -> dualcheck.v1.SessionResponse
-	51, // [51:59] is the sub-list for method output_type
-	43, // [43:51] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	23, // 33: dualcheck.v1.SessionRequest.calls:type_name -> dualcheck.v1.SessionCall
+	4,  // 34: dualcheck.v1.SessionCall.begin:type_name -> dualcheck.v1.BeginRequest
+	7,  // 35: dualcheck.v1.SessionCall.complete:type_name -> dualcheck.v1.CompleteRequest
+	8,  // 36: dualcheck.v1.SessionCall.fail:type_name -> dualcheck.v1.FailRequest
+	10, // 37: dualcheck.v1.SessionCall.extend:type_name -> dualcheck.v1.ExtendRequest
+	12, // 38: dualcheck.v1.SessionCall.get:type_name -> dualcheck.v1.GetRequest
+	24, // 39: dualcheck.v1.SessionCall.cancel:type_name -> dualcheck.v1.SessionCancel
+	29, // 40: dualcheck.v1.SessionCall.timeout:type_name -> google.protobuf.Duration
+	26, // 41: dualcheck.v1.SessionResponse.answers:type_name -> dualcheck.v1.SessionAnswer
+	6,  // 42: dualcheck.v1.SessionAnswer.begin:type_name -> dualcheck.v1.BeginResponse
+	9,  // 43: dualcheck.v1.SessionAnswer.finish:type_name -> dualcheck.v1.FinishResponse
+	11, // 44: dualcheck.v1.SessionAnswer.extend:type_name -> dualcheck.v1.ExtendResponse
+	13, // 45: dualcheck.v1.SessionAnswer.get:type_name -> dualcheck.v1.GetResponse
+	17, // 46: dualcheck.v1.SessionAnswer.error:type_name -> dualcheck.v1.BatchError
+	4,  // 47: dualcheck.v1.DedupService.Begin:input_type -> dualcheck.v1.BeginRequest
+	7,  // 48: dualcheck.v1.DedupService.Complete:input_type -> dualcheck.v1.CompleteRequest
+	8,  // 49: dualcheck.v1.DedupService.Fail:input_type -> dualcheck.v1.FailRequest
+	10, // 50: dualcheck.v1.DedupService.Extend:input_type -> dualcheck.v1.ExtendRequest
+	12, // 51: dualcheck.v1.DedupService.Get:input_type -> dualcheck.v1.GetRequest
+	14, // 52: dualcheck.v1.DedupService.BatchBegin:input_type -> dualcheck.v1.BatchBeginRequest
+	18, // 53: dualcheck.v1.DedupService.BatchFinish:input_type -> dualcheck.v1.BatchFinishRequest
+	22, // 54: dualcheck.v1.DedupService.Session:input_type -> dualcheck.v1.SessionRequest
+	6,  // 55: dualcheck.v1.DedupService.Begin:output_type -> dualcheck.v1.BeginResponse
+	9,  // 56: dualcheck.v1.DedupService.Complete:output_type -> dualcheck.v1.FinishResponse
+	9,  // 57: dualcheck.v1.DedupService.Fail:output_type -> dualcheck.v1.FinishResponse
+	11, // 58: dualcheck.v1.DedupService.Extend:output_type -> dualcheck.v1.ExtendResponse
+	13, // 59: dualcheck.v1.DedupService.Get:output_type -> dualcheck.v1.GetResponse
+	15, // 60: dualcheck.v1.DedupService.BatchBegin:output_type -> dualcheck.v1.BatchBeginResponse
+	20, // 61: dualcheck.v1.DedupService.BatchFinish:output_type -> dualcheck.v1.BatchFinishResponse
+	25, // 62: dualcheck.v1.DedupService.Session:output_type -> dualcheck.v1.SessionResponse
+	55, // [55:63] is the sub-list for method output_type
+	47, // [47:55] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_dualcheck_v1_dedup_proto_init() }
@@ -2203,19 +2417,20 @@ func file_dualcheck_v1_dedup_proto_init() {
 		(*FinishResult_Finish)(nil),
 		(*FinishResult_Error)(nil),
 	}
-	file_dualcheck_v1_dedup_proto_msgTypes[18].OneofWrappers = []any{
-		(*SessionRequest_Begin)(nil),
-		(*SessionRequest_Complete)(nil),
-		(*SessionRequest_Fail)(nil),
-		(*SessionRequest_Extend)(nil),
-		(*SessionRequest_Get)(nil),
-	}
 	file_dualcheck_v1_dedup_proto_msgTypes[19].OneofWrappers = []any{
-		(*SessionResponse_Begin)(nil),
-		(*SessionResponse_Finish)(nil),
-		(*SessionResponse_Extend)(nil),
-		(*SessionResponse_Get)(nil),
-		(*SessionResponse_Error)(nil),
+		(*SessionCall_Begin)(nil),
+		(*SessionCall_Complete)(nil),
+		(*SessionCall_Fail)(nil),
+		(*SessionCall_Extend)(nil),
+		(*SessionCall_Get)(nil),
+		(*SessionCall_Cancel)(nil),
+	}
+	file_dualcheck_v1_dedup_proto_msgTypes[22].OneofWrappers = []any{
+		(*SessionAnswer_Begin)(nil),
+		(*SessionAnswer_Finish)(nil),
+		(*SessionAnswer_Extend)(nil),
+		(*SessionAnswer_Get)(nil),
+		(*SessionAnswer_Error)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2223,7 +2438,7 @@ func file_dualcheck_v1_dedup_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dualcheck_v1_dedup_proto_rawDesc), len(file_dualcheck_v1_dedup_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   22,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

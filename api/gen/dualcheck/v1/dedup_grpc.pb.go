@@ -97,8 +97,16 @@ type DedupServiceClient interface {
 	// some come without their result's body or, if need be, without result, failure
 	// and labels. Get has them.
 	BatchFinish(ctx context.Context, in *BatchFinishRequest, opts ...grpc.CallOption) (*BatchFinishResponse, error)
-	// Session is the same, pipelined over one stream: frames with ids, applied in
-	// order per key, answered in any order. Not served yet: UNIMPLEMENTED.
+	// Session is the same, pipelined over one stream: frames of many calls, each with
+	// an id. Calls of one key are applied in the order in which they were sent (a Begin
+	// that waits counts as applied when it begins to wait); answers come in any order.
+	// A call's error is its answer; the stream goes on. It ends, once all that was
+	// accepted is answered, after the caller has closed its side or the server drains.
+	// A stream that breaks tells nothing of the calls that were not answered: send them
+	// again, as after any UNAVAILABLE.
+	//
+	// Errors of the whole stream: REQUEST_INVALID (a frame that cannot be decoded, or an
+	// id that is still in use), BATCH_TOO_LARGE (a frame over 1,000 calls or 8 MiB).
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionRequest, SessionResponse], error)
 }
 
@@ -250,8 +258,16 @@ type DedupServiceServer interface {
 	// some come without their result's body or, if need be, without result, failure
 	// and labels. Get has them.
 	BatchFinish(context.Context, *BatchFinishRequest) (*BatchFinishResponse, error)
-	// Session is the same, pipelined over one stream: frames with ids, applied in
-	// order per key, answered in any order. Not served yet: UNIMPLEMENTED.
+	// Session is the same, pipelined over one stream: frames of many calls, each with
+	// an id. Calls of one key are applied in the order in which they were sent (a Begin
+	// that waits counts as applied when it begins to wait); answers come in any order.
+	// A call's error is its answer; the stream goes on. It ends, once all that was
+	// accepted is answered, after the caller has closed its side or the server drains.
+	// A stream that breaks tells nothing of the calls that were not answered: send them
+	// again, as after any UNAVAILABLE.
+	//
+	// Errors of the whole stream: REQUEST_INVALID (a frame that cannot be decoded, or an
+	// id that is still in use), BATCH_TOO_LARGE (a frame over 1,000 calls or 8 MiB).
 	Session(grpc.BidiStreamingServer[SessionRequest, SessionResponse]) error
 	mustEmbedUnimplementedDedupServiceServer()
 }
