@@ -295,6 +295,9 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 		if err := prepare(c, keeping, log); err != nil || c.Err() != nil {
 			return err
 		}
+		if ops, err := etcdtxn.MaxTxnOps(c, keeping); err == nil { // else etcd's default, less once it refuses that
+			store.Fit(ops)
+		}
 		return keeper.Run(c)
 	})
 	actor(&group, follower.Run)

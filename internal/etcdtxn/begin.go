@@ -90,7 +90,7 @@ var errTakenAway = errors.New("the claim is no longer this call's")
 func (s *Store) renewed(ctx context.Context, req *claim.BeginRequest, lease time.Duration, c concluded) (concluded, error) {
 	for claim.Renew(c.record, lease, s.elapsed(c.outcome)) != nil {
 		id := c.record.ClaimID
-		next, err := s.onRecord(ctx, business{kind: "begin", namespace: req.Namespace, key: req.Key, id: id, guess: &guess{c.there, c.view.Generation}},
+		next, err := s.onRecord(ctx, business{kind: "begin", urgent: true, namespace: req.Namespace, key: req.Key, id: id, guess: &guess{c.there, c.view.Generation}},
 			func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
 				if rec.Gone(m.Now) || rec.ClaimID != id || rec.State != claim.Pending {
 					return nil, errTakenAway

@@ -17,9 +17,9 @@ import (
 	"github.com/dualcheck/dualcheck/internal/layout"
 )
 
-// leastOps is how many operations a transaction must be allowed to have: a list of
-// records, with the guard and the tick, has the most.
-const leastOps = slotsARead + 2
+// leastOps is how many operations a transaction must be allowed to have, for batches to
+// be worth the name.
+const leastOps = 16
 
 // Member is one etcd server as its status says.
 type Member struct {
@@ -90,19 +90,56 @@ func Check(ctx context.Context, client *clientv3.Client) ([]Member, error) {
 	if reached == 0 {
 		return members, claim.Unavailable(fmt.Sprintf("no etcd endpoint answers (%s): is etcd running there?", strings.Join(client.Endpoints(), ", ")), errors.New(members[0].Err))
 	}
-	var ops []clientv3.Op
-	for range leastOps {
-		ops = append(ops, clientv3.OpGet(layout.Tick))
-	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if _, err := client.Txn(ctx).Then(ops...).Commit(); err != nil {
-		if errors.Is(rpctypes.Error(err), rpctypes.ErrTooManyOps) {
-			return members, fmt.Errorf("etcd allows fewer than %d operations a transaction: raise its --max-txn-ops (128 is its default)", leastOps)
-		}
+	switch allowed, err := allows(ctx, client, leastOps); {
+	case err != nil:
 		return members, claim.Unavailable("etcd answers its status but no linearizable read: it has no leader or no quorum, or is about to have another", err)
+	case !allowed:
+		return members, fmt.Errorf("etcd allows fewer than %d operations a transaction: raise its --max-txn-ops (128 is its default)", leastOps)
 	}
 	return members, nil
+}
+
+// MaxTxnOps finds out how many operations etcd allows a transaction (its --max-txn-ops,
+// which it does not tell), from leastOps to opsMost.
+func MaxTxnOps(ctx context.Context, client *clientv3.Client) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	allowed, refused := leastOps, opsMost+1
+	for try := usualOps; refused-allowed > 1; try = (allowed + refused) / 2 {
+		ok, err := allows(ctx, client, try)
+		switch {
+		case err != nil:
+			return allowed, err
+		case !ok:
+			refused = try
+		case try == usualOps: // the default, as a rule: that it is no more takes one question
+			allowed = try
+			if ok, err = allows(ctx, client, try+1); err != nil {
+				return allowed, err
+			} else if !ok {
+				return allowed, nil
+			}
+			allowed = try + 1
+		default:
+			allowed = try
+		}
+	}
+	return allowed, nil
+}
+
+// allows reports whether etcd takes a transaction of so many operations.
+func allows(ctx context.Context, client *clientv3.Client, n int) (bool, error) {
+	ops := make([]clientv3.Op, n)
+	for i := range ops {
+		ops[i] = clientv3.OpGet(layout.Tick, clientv3.WithCountOnly())
+	}
+	_, err := client.Txn(ctx).Then(ops...).Commit()
+	if errors.Is(rpctypes.Error(err), rpctypes.ErrTooManyOps) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // sound reports whether this version of etcd counts and guards nested transactions

@@ -7,5 +7,5 @@ import "github.com/dualcheck/dualcheck/internal/layout"
 func (s *Store) Queued(namespace, key string) bool {
 	s.flights.mu.Lock()
 	defer s.flights.mu.Unlock()
-	return s.flights.waiting[layout.NameOf(namespace, key).Key] != nil
+	return s.flights.next[layout.NameOf(namespace, key).Key] != nil
 }

@@ -31,11 +31,14 @@ func classOf(err error) fault {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return ambiguous
 	}
+	if errors.Is(err, errUnsent) {
+		return busy
+	}
 	err = rpctypes.Error(err)
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return full
-	case errors.Is(err, rpctypes.ErrTooManyRequests):
+	case errors.Is(err, rpctypes.ErrTooManyRequests), errors.Is(err, rpctypes.ErrTooManyOps): // the next try has fewer
 		return busy
 	}
 	code := codes.Unknown

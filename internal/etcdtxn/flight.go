@@ -24,11 +24,10 @@ const (
 // one. A caller may share only a read that is sent after it asked (H06); and of one
 // key at most one read is in flight, however hot it is.
 type flights struct {
-	mu sync.Mutex
-	// waiting are the reads to be sent, by key, in the order of queue.
-	waiting map[string]*flight
-	queue   []string
-	// flying are the keys that are being read, by sending readers.
+	mu      sync.Mutex
+	waiting lanes[*flight]
+	// next are the reads to be sent, by key; flying the keys that are being read.
+	next    map[string]*flight
 	flying  map[string]bool
 	readers int
 	// usual is how large a value is, in bytes, as a moving average.
@@ -37,18 +36,21 @@ type flights struct {
 
 // flight is one read of a key that callers wait for.
 type flight struct {
-	key  string
-	done chan struct{}
+	key   string
+	since time.Duration
+	done  chan struct{}
 	// callers is how many wait for it; one that is not sent and has none is dropped.
 	callers int
-	got     found
-	see     seeing
-	err     error
+	// sent: it may still stand in the other lane. urgent: it stands in the urgent one.
+	sent, urgent bool
+	got          found
+	see          seeing
+	err          error
 }
 
-// readOne reads a key, sharing the read with whom it may.
-func (s *Store) readOne(ctx context.Context, v *claim.View, key string) (found, seeing, error) {
-	f, err := s.ask(key)
+// readOne reads the operation's key, sharing the read with whom it may.
+func (s *Store) readOne(ctx context.Context, op *operation, v *claim.View) (found, seeing, error) {
+	f, err := s.ask(op)
 	if err != nil {
 		return found{}, seeing{}, err
 	}
@@ -64,45 +66,59 @@ func (s *Store) readOne(ctx context.Context, v *claim.View, key string) (found, 
 }
 
 // ask returns a flight that has not been sent yet.
-func (s *Store) ask(key string) (*flight, error) {
-	s.flights.mu.Lock()
-	defer s.flights.mu.Unlock()
-	if f := s.flights.waiting[key]; f != nil {
+func (s *Store) ask(op *operation) (*flight, error) {
+	fs := &s.flights
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f := fs.next[op.key]
+	if f != nil && (f.urgent || !op.urgent) {
 		f.callers++
 		return f, nil
 	}
-	if s.flights.readers < readsInFlight && !s.flights.flying[key] {
-		if err := s.reads.start(s.fly); err != nil {
-			return nil, err
+	if f == nil {
+		if !op.urgent && !fs.waiting.admits(op.namespace, waitingMost) {
+			s.cfg.Observe.Crowded("read")
+			return nil, overloaded()
 		}
-		s.flights.readers++
+		if fs.readers < readsInFlight && !fs.flying[op.key] {
+			if err := s.sends.start(s.fly); err != nil {
+				return nil, err
+			}
+			fs.readers++
+		}
+		f = &flight{key: op.key, since: s.cfg.Monotonic(), done: make(chan struct{})}
+		fs.next[op.key] = f
 	}
-	f := &flight{key: key, done: make(chan struct{}), callers: 1}
-	s.flights.waiting[key] = f
-	s.flights.queue = append(s.flights.queue, key)
+	f.callers++
+	f.urgent = op.urgent
+	fs.waiting.push(op.namespace, op.urgent, f)
 	return f, nil
 }
 
 // leave takes one caller away.
-func (f *flights) leave(one *flight) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	one.callers--
+func (fs *flights) leave(f *flight) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f.callers--
 }
 
 // fly reads what waits, for as long as something does.
 func (s *Store) fly() {
-	for batch := s.flights.take(nil); len(batch) > 0; batch = s.flights.take(batch) {
+	together := min(readTogether, s.commits.allowed()-2) // the guard and the tick are read too
+	for batch := s.flights.take(nil, together); len(batch) > 0; batch = s.flights.take(batch, together) {
 		keys := make([]string, len(batch))
+		since := batch[0].since
 		for i, f := range batch {
-			keys[i] = f.key
+			keys[i], since = f.key, min(since, f.since)
 		}
+		s.cfg.Observe.Sent("read", len(batch), s.cfg.Monotonic()-since)
 		began := time.Now()
 		var see seeing
 		got, err := unpanicked(func() (got []found, err error) {
 			got, see, err = s.read(s.closing, keys)
 			return got, err
 		})
+		s.cfg.Observe.Landed("read")
 		outcome := "ok"
 		if err != nil {
 			outcome = string(classOf(err))
@@ -117,38 +133,35 @@ func (s *Store) fly() {
 	}
 }
 
-// take returns what a reader is to send next, once it has landed what it sent before; an
-// empty batch ends the reader. A key that another reader has in flight waits.
-func (f *flights) take(landed []*flight) (batch []*flight) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+// take returns what a reader is to send next, at most so many together, once it has landed
+// what it sent before; an empty batch ends the reader. A key that another reader has in flight waits.
+func (fs *flights) take(landed []*flight, together int) (batch []*flight) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
 	for _, l := range landed {
-		delete(f.flying, l.key)
-		f.usual += (len(l.got.value) - f.usual) / 16
+		delete(fs.flying, l.key)
+		fs.usual += (len(l.got.value) - fs.usual) / 16
 	}
-	most := min(max(readBytes/max(f.usual, 1), 1), readTogether)
-	left := f.queue[:0]
-	for i, key := range f.queue {
-		if len(batch) == most {
-			left = append(left, f.queue[i:]...)
-			break
+	most := min(max(readBytes/max(fs.usual, 1), 1), together)
+	fs.waiting.take(most, func(f *flight) pick {
+		switch {
+		case f.sent:
+			return dropped // from the other lane
+		case f.callers == 0:
+			f.sent = true
+			delete(fs.next, f.key)
+			return dropped // all of them have left
+		case fs.flying[f.key]:
+			return left
 		}
-		if f.flying[key] {
-			left = append(left, key)
-			continue
-		}
-		next := f.waiting[key]
-		delete(f.waiting, key)
-		if next.callers == 0 {
-			continue // all of them have left
-		}
-		batch = append(batch, next)
-		f.flying[key] = true
-	}
-	clear(f.queue[len(left):])
-	f.queue = left
+		f.sent = true
+		delete(fs.next, f.key)
+		fs.flying[f.key] = true
+		batch = append(batch, f)
+		return taken
+	})
 	if len(batch) == 0 {
-		f.readers--
+		fs.readers--
 	}
 	return batch
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -217,6 +218,9 @@ type counter struct {
 	settled int
 	refused map[string]int
 	undated int
+	crowded int
+	// batches are the members of each transaction, by kind.
+	batches map[string][]int
 	// afterRead is run once, when etcd has next answered a read.
 	afterRead func()
 }
@@ -242,6 +246,30 @@ func (c *counter) onceRead(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.afterRead = f
+}
+
+func (c *counter) Sent(kind string, members int, _ time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.batches == nil {
+		c.batches = map[string][]int{}
+	}
+	c.batches[kind] = append(c.batches[kind], members)
+}
+
+func (c *counter) Landed(string) {}
+
+func (c *counter) Crowded(string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.crowded++
+}
+
+// sent returns how many members each transaction of a kind had.
+func (c *counter) sent(kind string) []int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.batches[kind])
 }
 
 func (c *counter) Settled(string) {

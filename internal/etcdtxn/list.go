@@ -101,7 +101,7 @@ func (s *Store) scanUntil(ctx context.Context, namespace string, at cursor, unti
 			return at, err
 		}
 		var ops []clientv3.Op
-		for slot := at.slot; slot < min(at.slot+slots, claim.Slots); slot++ {
+		for slot := at.slot; slot < min(at.slot+min(slots, s.commits.allowed()-2), claim.Slots); slot++ {
 			prefix := layout.RecordsOf(slot, namespace)
 			from := prefix
 			if slot == at.slot && at.last != "" {

@@ -12,15 +12,19 @@ import (
 
 // operation is one caller's business with one key.
 type operation struct {
-	kind string
-	key  string
+	kind      string
+	namespace string
+	key       string
+	// urgent: it ends or keeps a claim.
+	urgent bool
 	// guess is what the key is taken to be before it has been read; nil reads first,
 	// else a write is tried at once. A guess is never told. One with a revision is
 	// good for one generation of the view: should etcd have gone back since, that
 	// revision may be another claim's.
 	guess      *found
 	generation uint64
-	// before, if set, is called before each view is taken.
+	// before, if set, is called before each view is taken, and each write goes alone: it
+	// moves the guard.
 	before func(context.Context) error
 	// decide says what to write over what is there; nil: nothing. What it decides on
 	// a guess counts only if it is committed.
@@ -107,10 +111,16 @@ func (s *Store) underView(ctx context.Context, op *operation, view *claim.View, 
 			continue
 		}
 		got, see, err := s.writeOne(ctx, op, view, at.there, puts, wait)
-		if errors.Is(err, errFull) {
+		switch {
+		case errors.Is(err, errFull):
 			return s.afterFull(ctx, op)
-		}
-		if err != nil {
+		case errors.Is(err, errBehind):
+			if err := s.look(ctx, op, &at, wait); err != nil {
+				return outcome{}, err
+			}
+			known = true
+			continue
+		case err != nil:
 			return outcome{}, err
 		}
 		if !see.admitted {
@@ -131,7 +141,7 @@ func (s *Store) underView(ctx context.Context, op *operation, view *claim.View, 
 // look reads the key under the view.
 func (s *Store) look(ctx context.Context, op *operation, at *outcome, wait *backoff.ExponentialBackOff) error {
 	for {
-		got, see, err := s.readOne(ctx, &at.view, op.key)
+		got, see, err := s.readOne(ctx, op, &at.view)
 		if err != nil {
 			if err := s.pause(ctx, wait, err, len(op.sent) > 0); err != nil {
 				return err
@@ -168,13 +178,20 @@ func (s *Store) writeOne(ctx context.Context, op *operation, v *claim.View, ther
 	doubt := false
 	for {
 		began := time.Now()
-		out, see, err := s.write(ctx, v, []member{{key: op.key, revision: there.revision, puts: puts}})
+		out, see, err := s.submit(ctx, op, v, member{key: op.key, revision: there.revision, puts: puts}, op.urgent || doubt)
+		_, told := errors.AsType[*claim.Error](err)
+		switch {
+		case !doubt && (told || errors.Is(err, errBehind)):
+			return settled{}, seeing{}, err
+		case errors.Is(err, errBehind):
+			continue // the fate of the first try is what its repetition tells
+		}
 		if err == nil {
 			switch {
 			case !see.admitted:
 				s.observe(op.kind, "refused", began)
 				return settled{}, see, nil
-			case out[0].written:
+			case out.written:
 				s.observe(op.kind, "ok", began)
 				if doubt {
 					s.cfg.Observe.Settled(op.kind)
@@ -182,7 +199,7 @@ func (s *Store) writeOne(ctx context.Context, op *operation, v *claim.View, ther
 			default:
 				s.observe(op.kind, "lost", began)
 			}
-			return out[0], see, nil
+			return out, see, nil
 		}
 		class := classOf(err)
 		s.observe(op.kind, string(class), began)
@@ -205,12 +222,25 @@ func (s *Store) writeOne(ctx context.Context, op *operation, v *claim.View, ther
 	}
 }
 
+// submit sends one conditional write: with others, unless it moves the guard that they
+// compare.
+func (s *Store) submit(ctx context.Context, op *operation, v *claim.View, m member, urgent bool) (settled, seeing, error) {
+	if op.before == nil {
+		return s.propose(ctx, v, op.namespace, urgent, m)
+	}
+	out, see, err := s.write(ctx, termsOf([]*proposal{{view: v}}), []member{m})
+	if err != nil || !see.admitted {
+		return settled{}, see, err
+	}
+	return out[0], see, nil
+}
+
 // afterFull answers from a read once etcd has said that it is full: its own write
 // if that was applied, whatever needs no write, or STORE_FULL. A try from before,
 // whose fate is not known, may still arrive: then nothing is established.
 func (s *Store) afterFull(ctx context.Context, op *operation) (outcome, error) {
 	return s.settle(ctx, &operation{
-		kind: op.kind, key: op.key, sent: op.sent, before: op.before,
+		kind: op.kind, namespace: op.namespace, key: op.key, urgent: op.urgent, sent: op.sent, before: op.before,
 		decide: func(there found, v *claim.View, now claim.Instant) ([]put, error) {
 			puts, err := op.decide(there, v, now)
 			switch {
@@ -246,6 +276,9 @@ func (s *Store) pause(ctx context.Context, wait *backoff.ExponentialBackOff, cau
 		message = inDoubt
 	}
 	if told, ok := errors.AsType[*claim.Error](cause); ok {
+		if doubt {
+			return claim.Unavailable(inDoubt, told)
+		}
 		return told
 	}
 	if classOf(cause) == denied {

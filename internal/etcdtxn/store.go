@@ -51,6 +51,12 @@ type Observer interface {
 	Refused(cause string)
 	// Undated is a record that lacks a deadline.
 	Undated()
+	// Sent is a transaction of so many members, one of which has waited that long for it:
+	// a write or a read. Landed is its answer, or that there is none.
+	Sent(kind string, members int, waited time.Duration)
+	Landed(kind string)
+	// Crowded is a write or a read that was not let in to wait.
+	Crowded(kind string)
 }
 
 // Cache is shown finished records as the very bytes that etcd holds; rediscache.Cache
@@ -89,11 +95,12 @@ type Store struct {
 	// marks are held marks of forgets that this node has met, by etcd key.
 	marks   *lru.Cache[string, metMark]
 	pace    *lru.Cache[string, *pace]
+	commits commits
 	flights flights
 
-	// work is what goes on without its caller; reads are what it, and all others,
-	// share. Work is no longer taken on once Close has begun, reads once it is done.
-	work, reads crew
+	// work is what goes on without its caller; sends are what it, and all others,
+	// share. Work is no longer taken on once Close has begun, sends once it is done.
+	work, sends crew
 	closing     context.Context
 	abandon     context.CancelFunc
 
@@ -167,7 +174,8 @@ func New(cfg Config) *Store {
 	s.closing, s.abandon = context.WithCancel(context.Background())
 	s.claims = mustLRU[remembered](rememberedClaims)
 	s.known = mustLRU[struct{}](rememberedClaims)
-	s.flights.waiting, s.flights.flying = map[string]*flight{}, map[string]bool{}
+	s.commits.busy, s.commits.ops = map[string]*proposal{}, usualOps
+	s.flights.next, s.flights.flying = map[string]*flight{}, map[string]bool{}
 	s.marks = mustLRU[metMark](rememberedMarks)
 	s.pace = mustLRU[*pace](pacedNamespaces)
 	return s
@@ -187,7 +195,7 @@ func (s *Store) Close(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		s.work.close()
-		s.reads.close()
+		s.sends.close()
 		close(done)
 	}()
 	select {
@@ -267,6 +275,8 @@ type business struct {
 	// id is for the claim, if one is given.
 	id    claim.ID
 	guess *guess
+	// urgent: it ends or keeps a claim.
+	urgent bool
 	// takesBack: it may take back something finished, and so moves the slot's epoch.
 	takesBack bool
 }
@@ -277,7 +287,7 @@ func (s *Store) onRecord(ctx context.Context, b business, decide judge) (conclud
 	var last *claim.Record
 	var proposed string // the finished bytes that were last staged
 	var committed func(revision int64)
-	op := &operation{kind: b.kind, key: name.Key}
+	op := &operation{kind: b.kind, namespace: b.namespace, key: name.Key, urgent: b.urgent}
 	if b.guess != nil {
 		op.guess, op.generation = &b.guess.there, b.guess.generation
 	}
@@ -450,6 +460,9 @@ func (nobody) Call(string, string, time.Duration) {}
 func (nobody) Settled(string)                     {}
 func (nobody) Refused(string)                     {}
 func (nobody) Undated()                           {}
+func (nobody) Sent(string, int, time.Duration)    {}
+func (nobody) Landed(string)                      {}
+func (nobody) Crowded(string)                     {}
 
 type noCache struct{}
 

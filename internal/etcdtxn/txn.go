@@ -60,13 +60,27 @@ type seeing struct {
 	sent     time.Duration // when it was sent, by this process's own clock
 }
 
-// guarded are the compares of every write: the guard that this node has applied,
-// and a tick not behind it and fewer than ten ahead.
-func guarded(v *claim.View) []clientv3.Cmp {
+// terms are what every write compares: the guard that this node has applied, and a
+// tick not behind the newest that any of its members was decided by, and fewer than ten
+// ahead of the oldest.
+type terms struct {
+	guard          int64
+	newest, oldest int64 // versions of the tick
+}
+
+func termsOf(batch []*proposal) terms {
+	t := terms{guard: batch[0].view.Guard, newest: batch[0].view.Tick.Version, oldest: batch[0].view.Tick.Version}
+	for _, p := range batch {
+		t.newest, t.oldest = max(t.newest, p.view.Tick.Version), min(t.oldest, p.view.Tick.Version)
+	}
+	return t
+}
+
+func (t terms) compares() []clientv3.Cmp {
 	return []clientv3.Cmp{
-		clientv3.Compare(clientv3.ModRevision(layout.Guard), "=", v.Guard),
-		clientv3.Compare(clientv3.Version(layout.Tick), ">", v.Tick.Version-1),
-		clientv3.Compare(clientv3.Version(layout.Tick), "<", v.Tick.Version+claim.TickWindow),
+		clientv3.Compare(clientv3.ModRevision(layout.Guard), "=", t.guard),
+		clientv3.Compare(clientv3.Version(layout.Tick), ">", t.newest-1),
+		clientv3.Compare(clientv3.Version(layout.Tick), "<", t.oldest+claim.TickWindow),
 	}
 }
 
@@ -79,9 +93,29 @@ func (m member) op() clientv3.Op {
 	return clientv3.OpTxn([]clientv3.Cmp{still}, then, []clientv3.Op{clientv3.OpGet(m.key)})
 }
 
+// size is what the member takes of a request, in bytes, at most.
+func (m member) size() int {
+	n := memberBytes + 2*len(m.key)
+	for _, p := range m.puts {
+		n += len(p.key) + len(p.value)
+	}
+	return n
+}
+
+// depth is how many operations etcd counts in a transaction of these members: as many as
+// it has outside, the read of the tick with them, and the most that one has inside.
+// Source: checkTxnRequest in etcd's server/etcdserver/api/v3rpc/key.go.
+func depth(members []member) int {
+	width := 1
+	for _, m := range members {
+		width = max(width, len(m.puts))
+	}
+	return len(members) + 1 + width
+}
+
 // write sends members as one transaction under the guard. Members must not write
 // the same key. On an error nothing is known of any member: see classOf.
-func (s *Store) write(ctx context.Context, v *claim.View, members []member) ([]settled, seeing, error) {
+func (s *Store) write(ctx context.Context, t terms, members []member) ([]settled, seeing, error) {
 	ops := make([]clientv3.Op, 0, len(members)+1)
 	for _, m := range members {
 		ops = append(ops, m.op())
@@ -91,11 +125,12 @@ func (s *Store) write(ctx context.Context, v *claim.View, members []member) ([]s
 	defer cancel()
 	sent := s.cfg.Monotonic()
 	resp, err := s.cfg.Client.Txn(ctx).
-		If(guarded(v)...).
+		If(t.compares()...).
 		Then(ops...).
 		Else(clientv3.OpGet(layout.Guard), clientv3.OpGet(layout.Tick)).
 		Commit()
 	if err != nil {
+		s.commits.refused(depth(members), err)
 		return nil, seeing{}, err
 	}
 	see := seeing{admitted: resp.Succeeded, revision: resp.Header.Revision, sent: sent}
@@ -103,7 +138,7 @@ func (s *Store) write(ctx context.Context, v *claim.View, members []member) ([]s
 		see.saw, err = sawIn(claim.Seen{}, resp.Responses)
 		return nil, see, err
 	}
-	see.saw, err = sawIn(claim.Seen{Guard: v.Guard}, resp.Responses[len(members):])
+	see.saw, err = sawIn(claim.Seen{Guard: t.guard}, resp.Responses[len(members):])
 	if err != nil {
 		return nil, see, err
 	}
@@ -144,6 +179,7 @@ func (s *Store) flat(ctx context.Context, ops []clientv3.Op) ([]*pb.ResponseOp, 
 	n, sent := len(ops), s.cfg.Monotonic()
 	resp, err := s.cfg.Client.Txn(ctx).Then(append(ops, clientv3.OpGet(layout.Guard), clientv3.OpGet(layout.Tick))...).Commit()
 	if err != nil {
+		s.commits.refused(n+2, err)
 		return nil, seeing{}, err
 	}
 	see := seeing{revision: resp.Header.Revision, sent: sent}

@@ -177,9 +177,19 @@ func (c *Counter) count(what string) {
 	c.counts[what]++
 }
 
+func (c *Counter) most(what string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.counts == nil {
+		c.counts = map[string]int{}
+	}
+	c.counts[what] = max(c.counts[what], n)
+}
+
 // Of returns how often something was observed: "etcd <kind> <outcome>", "look
 // <finding>", "<stage, confirm, fill, discard> <outcome>", "pipeline <lane>",
-// "breaker <state>", "refused <cause>".
+// "breaker <state>", "refused <cause>", "sent <write, read>"; and "members <write, read>",
+// the most that went together.
 func (c *Counter) Of(what string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -206,6 +216,18 @@ func (c *Counter) Refused(cause string) { c.count("refused " + cause) }
 
 // Undated implements etcdtxn.Observer.
 func (c *Counter) Undated() { c.count("undated") }
+
+// Sent implements etcdtxn.Observer.
+func (c *Counter) Sent(kind string, members int, _ time.Duration) {
+	c.count("sent " + kind)
+	c.most("members "+kind, members)
+}
+
+// Landed implements etcdtxn.Observer.
+func (c *Counter) Landed(kind string) { c.count("landed " + kind) }
+
+// Crowded implements etcdtxn.Observer.
+func (c *Counter) Crowded(kind string) { c.count("crowded " + kind) }
 
 // Looked implements rediscache.Observer.
 func (c *Counter) Looked(finding string) { c.count("look " + finding) }

@@ -20,12 +20,15 @@ type Build struct {
 type Metrics struct {
 	registry   *prometheus.Registry
 	namespaces *bounded
+	batches
 
 	verdicts      *prometheus.CounterVec
 	finishes      *prometheus.CounterVec
 	requests      *prometheus.HistogramVec
 	inFlight      prometheus.Gauge
 	waiting       prometheus.Gauge
+	sessions      prometheus.Gauge
+	retries       *prometheus.CounterVec
 	errors        *prometheus.CounterVec
 	panics        prometheus.Counter
 	etcdCalls     *prometheus.HistogramVec
@@ -34,7 +37,7 @@ type Metrics struct {
 	undated       prometheus.Counter
 }
 
-const helpEtcdCalls = "How long calls to etcd took, by kind (read, list, or the operation that writes) and outcome: " +
+const helpEtcdCalls = "How long reads, lists and writes of etcd took, the wait for their transaction included, by kind (read, list, or the operation that writes) and outcome: " +
 	"ok; " +
 	"lost (the compare failed because something else was there: it is decided anew); " +
 	"refused (by the guard or the tick window, because this node's view was old: it is decided anew); " +
@@ -66,11 +69,14 @@ func NewMetrics(build Build) *Metrics {
 	m := &Metrics{
 		registry:      prometheus.NewRegistry(),
 		namespaces:    newBounded(maxNamespaces),
+		batches:       newBatches(),
 		verdicts:      counters(metricVerdicts, "Answers to Begin, members of batches included; namespace is \"other\" for those after the first 200.", labelNamespace, labelVerdict, labelSource),
 		finishes:      counters(metricFinishes, "Completes and fails by kind (complete, retryable, terminal, unknown) and reason (OK, or why it was refused).", labelKind, labelReason),
-		requests:      histogram(metricRequests, "How long calls took, from the decoded request to the answer.", labelMethod, labelCode),
+		requests:      histogram(metricRequests, "How long calls took, from the decoded request to the answer. Those of sessions have methods of their own; a session as a whole is not among them.", labelMethod, labelCode),
 		inFlight:      gauge(metricInFlight, "Calls being answered now."),
 		waiting:       gauge(metricWaiting, "Begins waiting now for a key that is in progress."),
+		sessions:      gauge(metricSessions, "Sessions that are open now."),
+		retries:       counters(metricRetries, "Calls that say that they were sent before, by method.", labelMethod),
 		errors:        counters(metricErrors, "Calls and members of batches that ended with an error, by its reason.", labelReason),
 		panics:        counter(metricPanics, "Panics that were caught; each is a bug."),
 		etcdCalls:     histogram(metricEtcdCalls, helpEtcdCalls, labelKind, labelOutcome),
@@ -83,8 +89,9 @@ func NewMetrics(build Build) *Metrics {
 		ConstLabels: prometheus.Labels{labelVersion: build.Version, labelCommit: build.Commit, labelGo: runtime.Version(), labelNode: build.Node},
 	})
 	info.Set(1)
-	m.registry.MustRegister(info, m.verdicts, m.finishes, m.requests, m.inFlight, m.waiting, m.errors, m.panics,
+	m.registry.MustRegister(info, m.verdicts, m.finishes, m.requests, m.inFlight, m.waiting, m.sessions, m.retries, m.errors, m.panics,
 		m.etcdCalls, m.settled, m.guardRefusals, m.undated)
+	m.registry.MustRegister(m.batches.all()...)
 	return m
 }
 
@@ -151,6 +158,21 @@ func (m *Metrics) Finish(kind, reason string) { m.finishes.WithLabelValues(kind,
 func (m *Metrics) Request(method, code string, d time.Duration) {
 	m.requests.WithLabelValues(method, code).Observe(d.Seconds())
 }
+
+// Requests is Request for calls of one method and code, of which there are many.
+func (m *Metrics) Requests(method, code string) func(time.Duration) {
+	one := m.requests.WithLabelValues(method, code)
+	return func(d time.Duration) { one.Observe(d.Seconds()) }
+}
+
+// Retried counts a call that was sent before.
+func (m *Metrics) Retried(method string) { m.retries.WithLabelValues(method).Inc() }
+
+// Session counts a session until the returned function is called.
+func (m *Metrics) Session() (done func()) { m.sessions.Inc(); return m.sessions.Dec }
+
+// AddInFlight counts so many calls more, or fewer.
+func (m *Metrics) AddInFlight(calls int) { m.inFlight.Add(float64(calls)) }
 
 // InFlight counts a call until the returned function is called.
 func (m *Metrics) InFlight() (done func()) { m.inFlight.Inc(); return m.inFlight.Dec }
