@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/server/v3/embed"
+
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/etcdtest"
 )
@@ -14,7 +16,7 @@ import (
 // BenchmarkBegin gives claims on new keys with so many callers at once, on a durable etcd
 // in the same process, and finishes them.
 func BenchmarkBegin(b *testing.B) {
-	c := etcdtest.Start(b, 1)
+	c := etcdtest.Start(b, 1, func(e *embed.Config) { e.UnsafeNoFsync = false })
 	n := startNode(b, c.Client(), options{keeps: true})
 	for _, callers := range []int{1, 16, 64, 512} {
 		b.Run(strconv.Itoa(callers), func(b *testing.B) {

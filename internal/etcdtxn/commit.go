@@ -25,8 +25,7 @@ const (
 	// usualOps is etcd's default of --max-txn-ops; opsMost bounds what is made of more.
 	usualOps = 128
 	opsMost  = 1024
-	// waitingMost is how many Begins, and how many reads, wait to be sent before more are
-	// OVERLOADED.
+	// waitingMost is Config.WaitingMost if that is not given.
 	waitingMost = 10_000
 )
 
@@ -76,6 +75,7 @@ func (s *Store) propose(ctx context.Context, v *claim.View, namespace string, ur
 		return settled{}, seeing{}, err
 	}
 	if before != nil {
+		s.cfg.Observe.Behind()
 		select {
 		case <-before.landed:
 			return settled{}, seeing{}, errBehind
@@ -105,7 +105,7 @@ func (s *Store) enqueue(p *proposal, namespace string, urgent bool) (before *pro
 			return other, nil
 		}
 	}
-	if !urgent && !c.waiting.admits(namespace, waitingMost) {
+	if !urgent && !c.waiting.admits(namespace, s.cfg.WaitingMost) {
 		s.cfg.Observe.Crowded("write")
 		return nil, overloaded()
 	}

@@ -76,7 +76,7 @@ func (s *Store) ask(op *operation) (*flight, error) {
 		return f, nil
 	}
 	if f == nil {
-		if !op.urgent && !fs.waiting.admits(op.namespace, waitingMost) {
+		if !op.urgent && !fs.waiting.admits(op.namespace, s.cfg.WaitingMost) {
 			s.cfg.Observe.Crowded("read")
 			return nil, overloaded()
 		}

@@ -48,6 +48,7 @@ type options struct {
 	wall             func() time.Time
 	mono             func() time.Duration
 	refuseUndeclared bool
+	waitingMost      int
 }
 
 var nodes atomic.Int64
@@ -64,7 +65,7 @@ func startNode(t testing.TB, client *clientv3.Client, o options) *node {
 	if o.view != nil {
 		view = o.view(view)
 	}
-	n.Store = etcdtxn.New(etcdtxn.Config{Client: client, View: view, Observe: n.seen, Wall: o.wall, Monotonic: o.mono})
+	n.Store = etcdtxn.New(etcdtxn.Config{Client: client, View: view, Observe: n.seen, WaitingMost: o.waitingMost, Wall: o.wall, Monotonic: o.mono})
 	ctx, cancel := context.WithCancel(context.Background())
 	if err := etcdtxn.Bootstrap(within(t, 30*time.Second), client); err != nil {
 		t.Fatal(err)
@@ -219,6 +220,7 @@ type counter struct {
 	refused map[string]int
 	undated int
 	crowded int
+	behind  int
 	// batches are the members of each transaction, by kind.
 	batches map[string][]int
 	// afterRead is run once, when etcd has next answered a read.
@@ -258,6 +260,19 @@ func (c *counter) Sent(kind string, members int, _ time.Duration) {
 }
 
 func (c *counter) Landed(string) {}
+
+func (c *counter) Behind() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.behind++
+}
+
+// waitedBehind is how many writes waited for another of their key.
+func (c *counter) waitedBehind() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.behind
+}
 
 func (c *counter) Crowded(string) {
 	c.mu.Lock()
@@ -304,6 +319,12 @@ func (c *counter) refusals() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.refused["guard"] + c.refused["tick"]
+}
+
+func (c *counter) overloads() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.crowded
 }
 
 func (c *counter) ambiguities() int {

@@ -55,6 +55,8 @@ type Observer interface {
 	// a write or a read. Landed is its answer, or that there is none.
 	Sent(kind string, members int, waited time.Duration)
 	Landed(kind string)
+	// Behind is a write that waits for another of the same key.
+	Behind()
 	// Crowded is a write or a read that was not let in to wait.
 	Crowded(kind string)
 }
@@ -77,6 +79,10 @@ type Config struct {
 	// Observe and Cache may be nil.
 	Observe Observer
 	Cache   Cache
+	// WaitingMost is how many Begins, and how many reads, wait to be sent to etcd before
+	// more are OVERLOADED; 0: 10,000. A namespace is let in beyond it for as long as it
+	// has less than its share. Finishes and extensions are not counted.
+	WaitingMost int
 	// Wall and Monotonic are the process's clocks; nil are the real ones.
 	Wall      func() time.Time
 	Monotonic func() time.Duration
@@ -159,6 +165,9 @@ func New(cfg Config) *Store {
 	}
 	if cfg.Cache == nil {
 		cfg.Cache = noCache{}
+	}
+	if cfg.WaitingMost == 0 {
+		cfg.WaitingMost = waitingMost
 	}
 	if cfg.Wall == nil {
 		cfg.Wall = time.Now
@@ -462,6 +471,7 @@ func (nobody) Refused(string)                     {}
 func (nobody) Undated()                           {}
 func (nobody) Sent(string, int, time.Duration)    {}
 func (nobody) Landed(string)                      {}
+func (nobody) Behind()                            {}
 func (nobody) Crowded(string)                     {}
 
 type noCache struct{}

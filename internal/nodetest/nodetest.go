@@ -226,6 +226,9 @@ func (c *Counter) Sent(kind string, members int, _ time.Duration) {
 // Landed implements etcdtxn.Observer.
 func (c *Counter) Landed(kind string) { c.count("landed " + kind) }
 
+// Behind implements etcdtxn.Observer.
+func (c *Counter) Behind() { c.count("behind") }
+
 // Crowded implements etcdtxn.Observer.
 func (c *Counter) Crowded(kind string) { c.count("crowded " + kind) }
 

@@ -12,6 +12,7 @@ type batches struct {
 	members  *prometheus.HistogramVec
 	waited   *prometheus.HistogramVec
 	inFlight *prometheus.GaugeVec
+	behind   prometheus.Counter
 	crowded  *prometheus.CounterVec
 }
 
@@ -26,6 +27,7 @@ func newBatches() batches {
 			Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1},
 		}, []string{labelKind}),
 		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricBatchInFlight, Help: "Transactions on their way to etcd, by kind."}, []string{labelKind}),
+		behind:   prometheus.NewCounter(prometheus.CounterOpts{Name: metricBatchBehind, Help: "Writes that waited for another of the same key, as those of a hot key do."}),
 		crowded:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: metricBatchCrowded, Help: "Begins and reads that were OVERLOADED because too many waited for etcd, by kind. Finishes and extensions never are."}, []string{labelKind}),
 	}
 	for _, kind := range []string{"write", "read"} {
@@ -36,7 +38,7 @@ func newBatches() batches {
 }
 
 func (b batches) all() []prometheus.Collector {
-	return []prometheus.Collector{b.members, b.waited, b.inFlight, b.crowded}
+	return []prometheus.Collector{b.members, b.waited, b.inFlight, b.behind, b.crowded}
 }
 
 // Sent counts a transaction of so many members; the first of them has waited that long.
@@ -51,3 +53,6 @@ func (b batches) Landed(kind string) { b.inFlight.WithLabelValues(kind).Dec() }
 
 // Crowded counts what was refused because too much waits for etcd.
 func (b batches) Crowded(kind string) { b.crowded.WithLabelValues(kind).Inc() }
+
+// Behind counts a write that waited for another of the same key.
+func (b batches) Behind() { b.behind.Inc() }

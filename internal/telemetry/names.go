@@ -19,6 +19,7 @@ const (
 	metricBatchMembers   = "dualcheck_etcd_batch_members"
 	metricBatchWait      = "dualcheck_etcd_batch_wait_seconds"
 	metricBatchInFlight  = "dualcheck_etcd_batches_in_flight"
+	metricBatchBehind    = "dualcheck_etcd_key_waits_total"
 	metricBatchCrowded   = "dualcheck_etcd_queue_refused_total"
 	metricTickAge        = "dualcheck_tick_age_seconds"
 	metricApplied        = "dualcheck_applied_revision"
