@@ -35,7 +35,7 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.Begi
 		absent = &guess{}
 	}
 	id := claim.NewID()
-	c, err := s.onRecord(ctx, business{kind: "begin", namespace: req.Namespace, key: req.Key, id: id, guess: absent},
+	c, err := s.onRecord(ctx, business{kind: "begin", namespace: req.Namespace, key: req.Key, name: name, id: id, guess: absent},
 		func(rec *claim.Record, m claim.Moment) (write *claim.Record, err error) {
 			answer, write, err = claim.Begin(rec, req, m)
 			return write, err
@@ -60,7 +60,7 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, req *claim.Begi
 		return answer, false, nil
 	}
 	lease := c.record.LeaseUntil.Sub(c.record.Claimed)
-	c, err = s.renewed(ctx, req, lease, c)
+	c, err = s.renewed(ctx, name, req, lease, c)
 	if errors.Is(err, errTakenAway) {
 		return answer, true, nil
 	}
@@ -87,10 +87,10 @@ var errTakenAway = errors.New("the claim is no longer this call's")
 // renewed sets the claim's deadline anew, by compare on that very claim, for as long
 // as less than half of its lease is left: nobody must be told of a claim that is
 // about to lapse, and one that nobody was told of must not stay behind.
-func (s *Store) renewed(ctx context.Context, req *claim.BeginRequest, lease time.Duration, c concluded) (concluded, error) {
+func (s *Store) renewed(ctx context.Context, name layout.Name, req *claim.BeginRequest, lease time.Duration, c concluded) (concluded, error) {
 	for claim.Renew(c.record, lease, s.elapsed(c.outcome)) != nil {
 		id := c.record.ClaimID
-		next, err := s.onRecord(ctx, business{kind: "begin", urgent: true, namespace: req.Namespace, key: req.Key, id: id, guess: &guess{c.there, c.view.Generation}},
+		next, err := s.onRecord(ctx, business{kind: "begin", urgent: true, namespace: req.Namespace, key: req.Key, name: name, id: id, guess: &guess{c.there, c.view.Generation}},
 			func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
 				if rec.Gone(m.Now) || rec.ClaimID != id || rec.State != claim.Pending {
 					return nil, errTakenAway

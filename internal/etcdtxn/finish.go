@@ -20,7 +20,7 @@ func (s *Store) Finish(ctx context.Context, req *claim.FinishRequest) (claim.Fou
 	defer cancel()
 	return detach(call, s, finishWithin, func(ctx context.Context) (claim.Found, error) {
 		var began claim.Instant
-		c, err := s.onRecord(ctx, business{kind: "finish", urgent: true, namespace: req.Namespace, key: req.Key, id: id, guess: s.recall(name, id)},
+		c, err := s.onRecord(ctx, business{kind: "finish", urgent: true, namespace: req.Namespace, key: req.Key, name: name, id: id, guess: s.recall(name, id)},
 			func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
 				if rec != nil {
 					began = rec.Claimed
@@ -48,7 +48,7 @@ func (s *Store) Extend(ctx context.Context, req *claim.ExtendRequest) (*claim.Gr
 		return nil, err
 	}
 	var lease time.Duration
-	c, err := s.onRecord(ctx, business{kind: "extend", urgent: true, namespace: req.Namespace, key: req.Key, id: id, guess: s.recall(name, id)},
+	c, err := s.onRecord(ctx, business{kind: "extend", urgent: true, namespace: req.Namespace, key: req.Key, name: name, id: id, guess: s.recall(name, id)},
 		func(rec *claim.Record, m claim.Moment) (write *claim.Record, err error) {
 			if lease, err = m.Policy.Lease(req.Lease); err != nil {
 				return nil, err

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/layout"
 )
 
 // Forget puts a held mark in the record's place, together with a new epoch of its
@@ -13,7 +14,7 @@ import (
 func (s *Store) Forget(ctx context.Context, req *claim.ForgetRequest) (int64, error) {
 	return detach(ctx, s, finishWithin, func(ctx context.Context) (int64, error) {
 		opened := false
-		c, err := s.onRecord(ctx, business{kind: "forget", namespace: req.Namespace, key: req.Key, takesBack: true},
+		c, err := s.onRecord(ctx, business{kind: "forget", namespace: req.Namespace, key: req.Key, name: layout.NameOf(req.Namespace, req.Key), takesBack: true},
 			func(rec *claim.Record, m claim.Moment) (write *claim.Record, err error) {
 				write, opened, err = claim.Forget(rec, req, m)
 				return write, err
@@ -46,7 +47,7 @@ func (s *Store) hold(ctx context.Context, interrupted string) error {
 // open opens the held mark of this revision by compare. Whatever else is there is left
 // alone, another forget's mark too: it has to be held for its own time.
 func (s *Store) open(ctx context.Context, namespace, key string, mark int64) error {
-	_, err := s.onRecord(ctx, business{kind: "forget", namespace: namespace, key: key},
+	_, err := s.onRecord(ctx, business{kind: "forget", namespace: namespace, key: key, name: layout.NameOf(namespace, key)},
 		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
 			if rec == nil || rec.Revision != mark || rec.Forgotten == nil || rec.Forgotten.Opened {
 				return nil, nil

@@ -34,7 +34,7 @@ func (s *Store) govern(ctx context.Context, kind, key, cause string, decide func
 		return end, err
 	}
 	// The next call on this node sees it.
-	return end, s.cfg.View.CatchUp(ctx, end.view, claim.Seen{Guard: end.revision, Tick: end.view.Tick})
+	return end, s.cfg.View.CatchUp(ctx, *end.view, claim.Seen{Guard: end.revision, Tick: end.view.Tick})
 }
 
 // awaitGuard waits until this node has not seen the guard move for a while.

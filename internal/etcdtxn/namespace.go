@@ -125,7 +125,7 @@ func (s *Store) empty(ctx context.Context, name string) (int64, error) {
 // forgetHeld forgets a record of a namespace whose Begins are held: its mark is
 // open at once.
 func (s *Store) forgetHeld(ctx context.Context, namespace, key string) error {
-	_, err := s.onRecord(ctx, business{kind: "forget", namespace: namespace, key: key, takesBack: true},
+	_, err := s.onRecord(ctx, business{kind: "forget", namespace: namespace, key: key, name: layout.NameOf(namespace, key), takesBack: true},
 		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
 			if !m.Policy.Held { // and so no claim is safe from this any more
 				return nil, endedElsewhere(namespace)

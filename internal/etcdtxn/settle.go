@@ -39,7 +39,7 @@ type operation struct {
 
 // outcome is how an operation ended.
 type outcome struct {
-	view claim.View
+	view *claim.View
 	// now is the node's clock or the tick that etcd answered with, if that is later.
 	now claim.Instant
 	// tick is the time of that tick, and asked when the question was sent that it
@@ -86,7 +86,7 @@ var errRefused = errors.New("refused by the guard or the tick window")
 
 // underView carries an operation through for as long as its view holds.
 func (s *Store) underView(ctx context.Context, op *operation, view *claim.View, guess *found, wait *backoff.ExponentialBackOff) (outcome, error) {
-	at := outcome{view: *view, now: view.Now}
+	at := outcome{view: view, now: view.Now}
 	known := guess == nil // at.there was read, or found in the way of a write
 	if guess != nil {
 		at.there = *guess
@@ -141,7 +141,7 @@ func (s *Store) underView(ctx context.Context, op *operation, view *claim.View, 
 // look reads the key under the view.
 func (s *Store) look(ctx context.Context, op *operation, at *outcome, wait *backoff.ExponentialBackOff) error {
 	for {
-		got, see, err := s.readOne(ctx, op, &at.view)
+		got, see, err := s.readOne(ctx, op, at.view)
 		if err != nil {
 			if err := s.pause(ctx, wait, err, len(op.sent) > 0); err != nil {
 				return err
@@ -149,7 +149,7 @@ func (s *Store) look(ctx context.Context, op *operation, at *outcome, wait *back
 			continue
 		}
 		if !see.admitted {
-			if err := s.catchUp(ctx, &at.view, see); err != nil {
+			if err := s.catchUp(ctx, at.view, see); err != nil {
 				return err
 			}
 			return errRefused

@@ -1,6 +1,7 @@
 package etcdtxn
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -281,6 +282,7 @@ type guess struct {
 // business is what is to be done with one record.
 type business struct {
 	kind, namespace, key string
+	name                 layout.Name // of these
 	// id is for the claim, if one is given.
 	id    claim.ID
 	guess *guess
@@ -292,11 +294,10 @@ type business struct {
 
 // onRecord settles an operation on one record.
 func (s *Store) onRecord(ctx context.Context, b business, decide judge) (concluded, error) {
-	name := layout.NameOf(b.namespace, b.key)
-	var last *claim.Record
-	var proposed string // the finished bytes that were last staged
+	var last, proposed *claim.Record // as it was found, and as it is to be
+	var value []byte                 // of proposed
 	var committed func(revision int64)
-	op := &operation{kind: b.kind, namespace: b.namespace, key: name.Key, urgent: b.urgent}
+	op := &operation{kind: b.kind, namespace: b.namespace, key: b.name.Key, urgent: b.urgent}
 	if b.guess != nil {
 		op.guess, op.generation = &b.guess.there, b.guess.generation
 	}
@@ -314,16 +315,16 @@ func (s *Store) onRecord(ctx context.Context, b business, decide judge) (conclud
 		if err != nil || write == nil {
 			return nil, err
 		}
-		value, err := layout.EncodeRecord(write)
-		if err != nil {
+		if value, err = layout.EncodeRecord(write); err != nil {
 			return nil, err
 		}
-		puts := []put{{key: name.Key, value: string(value)}}
+		proposed = write
 		if write.State.Finished() {
-			proposed, committed = puts[0].value, s.cfg.Cache.Stage(v, write, value)
+			committed = s.cfg.Cache.Stage(v, write, value)
 		}
+		puts := []put{{key: b.name.Key, value: string(value)}}
 		if b.takesBack {
-			puts = append(puts, put{key: name.SlotEpoch})
+			puts = append(puts, put{key: b.name.SlotEpoch()})
 		}
 		return puts, nil
 	}
@@ -332,22 +333,27 @@ func (s *Store) onRecord(ctx context.Context, b business, decide judge) (conclud
 		return concluded{outcome: end}, err
 	}
 	if last != nil || end.written {
-		s.known.Add(name.Key, struct{}{})
+		s.known.Add(b.name.Key, struct{}{})
 	}
 	out := concluded{outcome: end, record: last}
-	if end.written {
+	// Else it was written by an earlier try than the last, whose bytes are not these.
+	latest := end.written && bytes.Equal(value, end.there.value)
+	switch {
+	case latest: // as it would be read, but for its revision
+		written := *proposed
+		written.Revision = end.there.revision
+		out.record = &written
+	case end.written:
 		if out.record, err = s.decode(end.there, b.namespace, b.key); err != nil {
 			return out, err
 		}
 	}
 	switch {
 	case out.record == nil || !out.record.State.Finished():
-	case end.written && proposed == string(end.there.value):
+	case latest:
 		committed(end.there.revision)
 	case !out.record.Gone(end.now):
-		// Read; or written by an earlier try than the one that was staged last, whose
-		// bytes are not these.
-		s.cfg.Cache.Found(&end.view, out.record, end.there.value)
+		s.cfg.Cache.Found(end.view, out.record, end.there.value)
 	}
 	return out, nil
 }

@@ -39,33 +39,42 @@ const (
 type Name struct {
 	// Key is /r/<slot>/<namespace>/<hash>: 3, 16 and 32 hexadecimal digits.
 	Key string
-	// SlotEpoch is /m/e/<slot>.
-	SlotEpoch string
-	// Slot is 0 ... claim.Slots-1, and Hash the last part of Key.
+	// Slot is 0 ... claim.Slots-1.
 	Slot int
-	Hash string
 }
+
+// Hash is the last part of the key.
+func (n Name) Hash() string { return n.Key[len(n.Key)-hashDigits:] }
+
+// SlotEpoch is /m/e/<slot>.
+func (n Name) SlotEpoch() string { return SlotEpoch(n.Key[len(Records) : len(Records)+slotDigits]) }
+
+const (
+	slotDigits      = 3
+	namespaceDigits = 16
+	hashDigits      = 32
+)
 
 // NameOf places a key: slot and hash are cut from SHA-256 over the
 // length-prefixed namespace and key.
 func NameOf(namespace, key string) Name {
-	h := sha256.New()
-	prefixed(h.Write, namespace)
-	prefixed(h.Write, key)
-	sum := h.Sum(nil)
-	digits := hex.EncodeToString(sum)
-	return Name{
-		Key:       Records + digits[:3] + "/" + NamespaceID(namespace) + "/" + digits[3:35],
-		SlotEpoch: SlotEpoch(digits[:3]),
-		Slot:      int(sum[0])<<4 | int(sum[1])>>4,
-		Hash:      digits[3:35],
-	}
+	var room [1 << 10]byte
+	sum := sha256.Sum256(prefixed(prefixed(room[:0], namespace), key))
+	var digits [2 * sha256.Size]byte
+	hex.Encode(digits[:], sum[:])
+	name := append(room[:0], Records...)
+	name = append(append(name, digits[:slotDigits]...), '/')
+	name = append(appendNamespaceID(name, namespace), '/')
+	name = append(name, digits[slotDigits:slotDigits+hashDigits]...)
+	return Name{Key: string(name), Slot: int(sum[0])<<4 | int(sum[1])>>4}
 }
 
 // NamespaceID is 64 bits of the namespace's hash as 16 hexadecimal digits.
-func NamespaceID(namespace string) string {
+func NamespaceID(namespace string) string { return string(appendNamespaceID(nil, namespace)) }
+
+func appendNamespaceID(to []byte, namespace string) []byte {
 	sum := sha256.Sum256([]byte(namespace))
-	return hex.EncodeToString(sum[:8])
+	return hex.AppendEncode(to, sum[:namespaceDigits/2])
 }
 
 // RecordsOf is the prefix of a namespace's records in one slot, 0 ... claim.Slots-1.
@@ -93,9 +102,6 @@ func SwitchOf(name string) string { return Switches + name }
 // NodeOf is the key of a node's registration.
 func NodeOf(id string) string { return Nodes + id }
 
-func prefixed(write func([]byte) (int, error), s string) {
-	var n [8]byte
-	binary.BigEndian.PutUint64(n[:], uint64(len(s)))
-	write(n[:])      //nolint:errcheck // a hash never fails
-	write([]byte(s)) //nolint:errcheck // a hash never fails
+func prefixed(to []byte, s string) []byte {
+	return append(binary.BigEndian.AppendUint64(to, uint64(len(s))), s...)
 }

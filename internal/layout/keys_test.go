@@ -20,7 +20,7 @@ import (
 func TestNamesAreStable(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
 		{layout.NameOf("pay", "order-1").Key, "/dualcheck/v1/r/b11/9350872d712a127c/776ea103199217df5ae66685b55482b0"},
-		{layout.NameOf("pay", "order-1").SlotEpoch, "/dualcheck/v1/m/e/b11"},
+		{layout.NameOf("pay", "order-1").SlotEpoch(), "/dualcheck/v1/m/e/b11"},
 		{layout.NamespaceID("pay"), "9350872d712a127c"},
 		{layout.RecordsOf(0, "pay"), "/dualcheck/v1/r/000/9350872d712a127c/"},
 		{layout.RecordsOf(4095, "pay"), "/dualcheck/v1/r/fff/9350872d712a127c/"},
@@ -58,8 +58,8 @@ func TestNamesAreTheDocumentedHashes(t *testing.T) {
 		if hash := strings.TrimPrefix(name.Key, want); hash != hex.EncodeToString(sum[:])[3:35] {
 			t.Fatalf("the hash is %s of %x", hash, sum)
 		}
-		if name.SlotEpoch != layout.SlotEpoch(fmt.Sprintf("%03x", slot)) {
-			t.Fatalf("slot %03x has its epoch at %s", slot, name.SlotEpoch)
+		if name.SlotEpoch() != layout.SlotEpoch(fmt.Sprintf("%03x", slot)) {
+			t.Fatalf("slot %03x has its epoch at %s", slot, name.SlotEpoch())
 		}
 	})
 }
@@ -109,7 +109,7 @@ func TestC48ListingANamespaceNeverSeesAnother(t *testing.T) {
 func TestKeysSpreadOverTheSlots(t *testing.T) {
 	counts := map[string]int{}
 	for i := range 10 * claim.Slots {
-		counts[layout.NameOf("pay", fmt.Sprint("order-", i)).SlotEpoch]++
+		counts[layout.NameOf("pay", fmt.Sprint("order-", i)).SlotEpoch()]++
 	}
 	most := 0
 	for _, n := range counts {

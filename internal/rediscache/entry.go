@@ -57,7 +57,7 @@ func keyOf(v *claim.View, name layout.Name) string {
 	b = append(b, ':')
 	b = strconv.AppendInt(b, v.SlotEpoch(name.Slot), 10)
 	b = append(b, ':')
-	b = append(b, name.Hash...)
+	b = append(b, name.Hash()...)
 	return string(b)
 }
 

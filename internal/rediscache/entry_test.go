@@ -310,7 +310,7 @@ func TestNameOfAnEntry(t *testing.T) {
 		for _, ns := range []string{"orders", "invoices"} {
 			place := layout.NameOf(ns, key)
 			name := rediscache.KeyOf(v, place)
-			if want := fmt.Sprintf("dc:{%d}:%x:0:%s", place.Slot, v.Epoch, place.Hash); name != want {
+			if want := fmt.Sprintf("dc:{%d}:%x:0:%s", place.Slot, v.Epoch, place.Hash()); name != want {
 				t.Errorf("%q, want %q", name, want)
 			}
 			if strings.Trim(name, "{:}0123456789abcdef") != "" || strings.Count(name, "{") != 1 {
