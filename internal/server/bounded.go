@@ -40,10 +40,14 @@ func within[T any](b bounded, ask func() (T, error)) (T, error) {
 		return ask()
 	default:
 		var none T
-		return none, &claim.Error{
-			Reason:     claim.Overloaded,
-			Message:    "this node is asked more than it can answer: come back after the given time, or ask another node",
-			RetryAfter: time.Duration(50+rand.IntN(150)) * time.Millisecond,
-		}
+		return none, overloaded()
+	}
+}
+
+func overloaded() error {
+	return &claim.Error{
+		Reason:     claim.Overloaded,
+		Message:    "this node is asked more than it can answer: come back after the given time, or ask another node",
+		RetryAfter: time.Duration(50+rand.IntN(150)) * time.Millisecond,
 	}
 }

@@ -19,8 +19,9 @@ const (
 	// own: of a batch of 1,000 members each has room for nearly 200, where an ordinary
 	// one has 20.
 	mostParts = 200_000
-	// crowdFrom is the size in bytes from which on a request can be a crowd.
-	crowdFrom = 64 << 10
+	// crowdFrom is the size in bytes from which on a request can be a crowd: a part
+	// takes two.
+	crowdFrom = 2 * mostParts
 )
 
 func crowded() *claim.Error {

@@ -96,7 +96,7 @@ func TestAFullBatchOfFinishesIsNoCrowd(t *testing.T) {
 func TestAFullBatchIsNoCrowd(t *testing.T) {
 	labels := map[string]string{}
 	for i := range claim.MaxLabels {
-		labels[strings.Repeat("l", i+1)] = "v"
+		labels[strings.Repeat("l", i+1)] = "as long as they are"
 	}
 	batch := &dualcheckv1.BatchBeginRequest{}
 	for range claim.MaxBatch {

@@ -19,21 +19,38 @@ import (
 // lenient, and the method's handler gives it to the interceptor in place of an
 // answer.
 
-// lenient is a request to be decoded, and what was wrong with it.
+// lenient is a request to be decoded, its size in bytes, and what was wrong with it.
 type lenient struct {
 	into any
+	size int
 	err  error
 }
 
-// lenientCodec is gRPC's own, except for lenients.
+// told is the error as the caller is told of it.
+func (l *lenient) told() error {
+	if told, ok := errors.AsType[*claim.Error](l.err); ok {
+		return told
+	}
+	return &claim.Error{Reason: claim.RequestInvalid, Message: l.err.Error()}
+}
+
+// lenientCodec is gRPC's own, except for lenients, and for what is encoded already.
 type lenientCodec struct{ encoding.CodecV2 }
+
+func (c lenientCodec) Marshal(v any) (mem.BufferSlice, error) {
+	if f, ok := v.(*outFrame); ok {
+		return f.chunks, nil
+	}
+	return c.CodecV2.Marshal(v)
+}
 
 func (c lenientCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	l, ok := v.(*lenient)
 	if !ok {
 		return c.CodecV2.Unmarshal(data, v)
 	}
-	if n := data.Len(); n > claim.MaxMessage {
+	l.size = data.Len()
+	if n := l.size; n > claim.MaxMessage {
 		l.err = fmt.Errorf("a message has at most %s, this has %d bytes: send less at once, or store a large result elsewhere and send its digest and size (omitted)", size(claim.MaxMessage), n)
 	} else if m, ok := l.into.(proto.Message); ok && n >= crowdFrom && crowd(m.ProtoReflect().Descriptor(), data.Materialize()) {
 		l.err = crowded()
@@ -60,12 +77,7 @@ func decodedMethod(next grpc.MethodHandler) grpc.MethodHandler {
 			func(m any) error { request.into = m; return dec(&request) },
 			func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 				if request.err != nil {
-					handler = func(context.Context, any) (any, error) {
-						if told, ok := errors.AsType[*claim.Error](request.err); ok {
-							return nil, told
-						}
-						return nil, &claim.Error{Reason: claim.RequestInvalid, Message: request.err.Error()}
-					}
+					handler = func(context.Context, any) (any, error) { return nil, request.told() }
 				}
 				return interceptor(ctx, req, info, handler)
 			})

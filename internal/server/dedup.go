@@ -9,8 +9,7 @@ import (
 	"github.com/dualcheck/dualcheck/internal/telemetry"
 )
 
-// dedup is DedupService over a Store. Session is not served: the embedded type
-// answers for it.
+// dedup is DedupService over a Store.
 type dedup struct {
 	dualcheckv1.UnimplementedDedupServiceServer
 	store   claim.Store
@@ -18,10 +17,16 @@ type dedup struct {
 	metrics *telemetry.Metrics
 	// draining is closed when no new work is to be taken on.
 	draining <-chan struct{}
+	sessions *sessions
 }
 
 func (d *dedup) Begin(ctx context.Context, m *dualcheckv1.BeginRequest) (*dualcheckv1.BeginResponse, error) {
-	req, err := beginRequest(m, telemetry.TraceID(ctx))
+	return d.beginFor(ctx, m, telemetry.TraceID(ctx), nil)
+}
+
+// beginFor is Begin; waiter may be nil.
+func (d *dedup) beginFor(ctx context.Context, m *dualcheckv1.BeginRequest, traceID []byte, waiter *sessionCall) (*dualcheckv1.BeginResponse, error) {
+	req, err := beginRequest(m, traceID)
 	if err != nil {
 		return nil, err
 	}
@@ -30,7 +35,11 @@ func (d *dedup) Begin(ctx context.Context, m *dualcheckv1.BeginRequest) (*dualch
 		return nil, err
 	}
 	if answer.Verdict == claim.InProgress && req.Wait > 0 {
-		if answer, err = d.wait(ctx, req, answer); err != nil {
+		var enough <-chan struct{}
+		if waiter != nil {
+			enough = waiter.waits()
+		}
+		if answer, err = d.wait(ctx, req, answer, enough); err != nil {
 			return nil, err
 		}
 	}
@@ -63,10 +72,10 @@ const (
 	answerEarly = 100 * time.Millisecond
 )
 
-// wait asks again until the key is no longer in progress or the caller's patience
-// or deadline is near. An error of an ask is the answer: it may have given a claim,
+// wait asks again until the key is no longer in progress, the caller's patience or
+// deadline is near, or enough is closed. An error of an ask is the answer: it may have given a claim,
 // which only the same call sent again can learn.
-func (d *dedup) wait(ctx context.Context, req *claim.BeginRequest, last claim.Answer) (claim.Answer, error) {
+func (d *dedup) wait(ctx context.Context, req *claim.BeginRequest, last claim.Answer, enough <-chan struct{}) (claim.Answer, error) {
 	defer d.metrics.Waiting()()
 	end := time.Now().Add(req.Wait)
 	hurried := false // the deadline comes before the end of the wait
@@ -87,6 +96,8 @@ func (d *dedup) wait(ctx context.Context, req *claim.BeginRequest, last claim.An
 		case <-ctx.Done():
 			return claim.Answer{}, ctx.Err()
 		case <-d.draining:
+			return last, nil
+		case <-enough:
 			return last, nil
 		case <-timer.C:
 		}

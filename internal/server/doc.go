@@ -15,6 +15,21 @@
 //     if they could not be written as JSON later.
 //   - Health follows readiness both ways, and goes first when the server stops.
 //
+// What always holds of a session (session.go):
+//
+//   - A call that was accepted is answered once, unless its client has gone.
+//   - Calls of one key are asked for one after the other, in the order in which they
+//     were sent; a Begin that waits lets the next pass. No call waits for another key's.
+//   - A call takes the way of the unary methods: the same checks, counts, table, bounds
+//     and guard against panics. It has a deadline from when it was read.
+//   - What a session holds is bounded: Begins and Gets over it are OVERLOADED at once;
+//     finishes, far above it, and a client that does not read its answers hold up the
+//     reading, never the carrying out.
+//   - A frame that is wrong ends the stream, after what was accepted was answered.
+//   - No goroutine of a session outlives Stop, and none but its reader its handler.
+//
 // The life of a call: observe (count, time, log) → errors (the table, panics) →
-// deadline → the method → convert → claim.Store.
+// deadline → the method → convert → claim.Store. That of a session's call: read → its
+// key's turn → errors → the method → convert → claim.Store → observe → encoded →
+// sent with all others that are there.
 package server

@@ -104,7 +104,7 @@ func (s *Server) outermost(next http.Handler) http.Handler {
 // authorization by itself.
 func forwarded(name string) (string, bool) {
 	switch name = strings.ToLower(name); name {
-	case "traceparent", "tracestate", "baggage", "x-request-id":
+	case "traceparent", "tracestate", "baggage", "x-request-id", retriesHeader:
 		return name, true
 	}
 	return "", false

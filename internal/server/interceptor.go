@@ -71,6 +71,9 @@ func newCalls(metrics *telemetry.Metrics, log *slog.Logger) *calls {
 // unary observes a call, keeps its deadline, and turns its error into a status.
 func (c *calls) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	began := time.Now()
+	if retries(ctx) > 0 {
+		c.metrics.Retried(methodLabel(info.FullMethod))
+	}
 	done := c.metrics.InFlight()
 	err = c.guard(func() error {
 		limited, cancel := context.WithTimeout(context.WithValue(ctx, callerKey{}, ctx), limit(req))
@@ -88,8 +91,18 @@ func (c *calls) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 	return resp, err
 }
 
-// stream does the same for a stream, which has the deadline it brought.
+// stream does the same for a stream, which has the deadline it brought. A session's
+// calls are observed each on its own (session.go): how long a session lasted says
+// nothing.
 func (c *calls) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if info.FullMethod == dualcheckv1.DedupService_Session_FullMethodName {
+		err := c.guard(func() error { return handler(srv, ss) })
+		c.tellDegraded(ss.Context())
+		if err != nil {
+			err = c.fail(ss.Context(), info.FullMethod, err)
+		}
+		return err
+	}
 	began := time.Now()
 	done := c.metrics.InFlight()
 	err := c.guard(func() error { return handler(srv, ss) })
@@ -100,6 +113,23 @@ func (c *calls) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInf
 	}
 	c.observe(ss.Context(), info.FullMethod, err, time.Since(began))
 	return err
+}
+
+// retriesHeader tells how often a call was sent before.
+const retriesHeader = "dualcheck-retry-count"
+
+// retries is how often a unary call says that it was sent before; 0 if it does not say
+// so in a number of at most three digits.
+func retries(ctx context.Context) uint32 {
+	v := metadata.ValueFromIncomingContext(ctx, retriesHeader)
+	if len(v) == 0 || len(v[0]) > 3 {
+		return 0
+	}
+	n, err := strconv.ParseUint(v[0], 10, 32)
+	if err != nil {
+		return 0
+	}
+	return uint32(n)
 }
 
 // degradedHeader tells, in answers' trailers and in headers over HTTP, which part this
@@ -223,9 +253,17 @@ func (c *calls) observe(ctx context.Context, method string, err error, took time
 	code := status.Code(err)
 	c.metrics.Request(methodLabel(method), code.String(), took)
 	if c.log.Enabled(ctx, slog.LevelDebug) {
-		c.log.LogAttrs(ctx, slog.LevelDebug, "call", append(c.about(ctx, method),
-			slog.String(telemetry.FieldCode, code.String()), slog.Duration(telemetry.FieldDuration, took))...)
+		c.line(ctx, method, code, retries(ctx), took)
 	}
+}
+
+// line writes a call into the log.
+func (c *calls) line(ctx context.Context, method string, code codes.Code, retries uint32, took time.Duration) {
+	fields := append(c.about(ctx, method), slog.String(telemetry.FieldCode, code.String()), slog.Duration(telemetry.FieldDuration, took))
+	if retries > 0 {
+		fields = append(fields, slog.Uint64(telemetry.FieldRetries, uint64(retries)))
+	}
+	c.log.LogAttrs(ctx, slog.LevelDebug, "call", fields...)
 }
 
 // mostLogged is how many bytes of what a caller says of itself are logged.

@@ -55,6 +55,8 @@ type Config struct {
 	MaxInFlight int
 	// Tracing makes a span of each call.
 	Tracing bool
+
+	sessions sessionLimits // zero: the usual ones
 }
 
 // Server serves the contract on two ports.
@@ -63,6 +65,7 @@ type Server struct {
 	calls   *calls
 	grpc    *grpc.Server // on the network
 	inner   *grpc.Server // for the gateway alone
+	opened  *sessions
 	health  *health.Server
 	outage  outage
 	http    *http.Server
@@ -91,12 +94,13 @@ func New(cfg Config) (*Server, error) {
 		stopped:  make(chan struct{}),
 	}
 	s.calls.degraded = s.degraded
+	s.opened = newSessions(cfg.Metrics, cfg.sessions, cfg.MaxConnectionAge)
 	s.ending, s.end = context.WithCancel(context.Background())
 	cfg.Store = newBounded(cfg.Store, cfg.MaxInFlight)
 	s.grpc = grpc.NewServer(append(s.options(), s.networkOptions()...)...)
 	s.inner = grpc.NewServer(s.options()...)
 	for _, g := range []*grpc.Server{s.grpc, s.inner} {
-		g.RegisterService(decoded(&dualcheckv1.DedupService_ServiceDesc), &dedup{store: cfg.Store, calls: s.calls, metrics: cfg.Metrics, draining: s.draining})
+		g.RegisterService(decoded(&dualcheckv1.DedupService_ServiceDesc), &dedup{store: cfg.Store, calls: s.calls, metrics: cfg.Metrics, draining: s.draining, sessions: s.opened})
 		g.RegisterService(decoded(&dualcheckv1.AdminService_ServiceDesc), &admin{store: cfg.Store, namespaces: cfg.Namespaces, levers: cfg.Levers, cluster: cfg.Cluster, log: cfg.Log, plainKeys: cfg.PlainKeys})
 		g.RegisterService(decoded(&dualcheckv1.StatusService_ServiceDesc), dualcheckv1.UnimplementedStatusServiceServer{})
 		g.RegisterService(decoded(&dualcheckv1.WatchService_ServiceDesc), dualcheckv1.UnimplementedWatchServiceServer{})
@@ -353,6 +357,7 @@ func (s *Server) Stop(ctx context.Context, delay time.Duration) {
 	}
 	s.halt()
 	<-graceful
+	s.opened.reading.Wait()
 }
 
 // halt closes everything at once.

@@ -31,6 +31,8 @@ func used() *Metrics {
 	m.Request("dualcheck.v1.DedupService/Begin", "OK", 3*time.Millisecond)
 	m.InFlight()
 	m.Waiting()()
+	m.Session()()
+	m.Retried("dualcheck.v1.DedupService/Begin")
 	m.Error("KEY_INVALID")
 	m.Panic()
 	m.Call("begin", "ok", time.Millisecond)
@@ -58,7 +60,7 @@ func TestMetricsAreNamedAsPrometheusWants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(families) != 28 {
+	if len(families) != 33 {
 		t.Errorf("%d metrics have a value", len(families))
 	}
 	for _, f := range families {

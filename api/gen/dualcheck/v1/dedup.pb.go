@@ -1902,8 +1902,9 @@ func (*SessionCancel) Descriptor() ([]byte, []int) {
 type SessionResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Answers []*SessionAnswer       `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
-	// This server is stopping: send no more over this session, close your side, and open
-	// one to another server. What was accepted is answered first.
+	// This server is stopping, or wants the load to spread: send no more over this session,
+	// close your side, and open another, to another server if there is one. What was
+	// accepted is answered first.
 	Draining bool `protobuf:"varint,2,opt,name=draining,proto3" json:"draining,omitempty"`
 	// The part that this server does without, "redis" or nothing: it answers as rightly
 	// as ever, and slower. Told with every frame.

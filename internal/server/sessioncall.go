@@ -1,0 +1,280 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/propagation"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/telemetry"
+)
+
+// callKind is which call of a session.
+type callKind uint8
+
+const (
+	kindNone callKind = iota
+	kindBegin
+	kindComplete
+	kindFail
+	kindExtend
+	kindGet
+	kinds
+)
+
+// callNames are the kinds as methods, for metrics and logs.
+var callNames = func() (names [kinds]string) {
+	for k, name := range []string{"None", "Begin", "Complete", "Fail", "Extend", "Get"} {
+		names[k] = dualcheckv1.DedupService_Session_FullMethodName + ":" + name
+	}
+	return names
+}()
+
+// label is the kind as metrics have it.
+func (k callKind) label() string { return callNames[k][1:] }
+
+// asks reports whether such calls may be refused for want of room: the others end or
+// keep a claim (H27).
+func (k callKind) asks() bool { return k == kindBegin || k == kindGet || k == kindNone }
+
+// sessionCall is one call of a session, and its context.
+type sessionCall struct {
+	callContext
+	s     *session
+	id    uint64
+	kind  callKind
+	name  key
+	m     *dualcheckv1.SessionCall
+	bytes int // about what it holds
+	read  time.Time
+	own   bool // its deadline is its caller's
+
+	// The rest is under the session's mu.
+
+	next      *sessionCall // of the same key
+	turn      bool         // it is its key's turn
+	late      bool         // its deadline is past
+	withdrawn bool
+	enough    chan struct{} // made when it begins to wait; closed when it is withdrawn
+}
+
+// frugal is what a call holds besides what it says.
+const frugal = 512
+
+func newSessionCall(s *session, m *dualcheckv1.SessionCall, read time.Time) *sessionCall {
+	c := &sessionCall{s: s, id: m.GetId(), m: m, read: read, bytes: frugal}
+	c.Context = s.ctx
+	if parent := m.GetTraceparent(); parent != "" {
+		c.Context = propagation.TraceContext{}.Extract(s.ctx, propagation.MapCarrier{"traceparent": parent})
+	}
+	most := callMost
+	switch call := m.GetCall().(type) {
+	case *dualcheckv1.SessionCall_Begin:
+		c.kind, c.name = kindBegin, key{call.Begin.GetNamespace(), call.Begin.GetKey()}
+		most = limit(call.Begin)
+		if len(call.Begin.GetLabels()) > 0 {
+			c.bytes += proto.Size(call.Begin)
+		}
+	case *dualcheckv1.SessionCall_Complete:
+		c.kind, c.name = kindComplete, key{call.Complete.GetNamespace(), call.Complete.GetKey()}
+		c.bytes += len(call.Complete.GetResult().GetBody())
+		if len(call.Complete.GetResult().GetMetadata()) > 0 {
+			c.bytes += proto.Size(call.Complete)
+		}
+	case *dualcheckv1.SessionCall_Fail:
+		c.kind, c.name = kindFail, key{call.Fail.GetNamespace(), call.Fail.GetKey()}
+		c.bytes += proto.Size(call.Fail)
+	case *dualcheckv1.SessionCall_Extend:
+		c.kind, c.name = kindExtend, key{call.Extend.GetNamespace(), call.Extend.GetKey()}
+	case *dualcheckv1.SessionCall_Get:
+		c.kind, c.name = kindGet, key{call.Get.GetNamespace(), call.Get.GetKey()}
+	}
+	if t := m.GetTimeout(); t != nil && t.IsValid() && t.AsDuration() <= most {
+		c.own, most = true, t.AsDuration()
+	}
+	c.deadline = read.Add(most)
+	return c
+}
+
+// waits is called when a Begin begins to wait: with that it counts as applied, and the
+// next call of its key has its turn (H36). What it returns is closed when the caller no
+// longer waits.
+func (c *sessionCall) waits() <-chan struct{} {
+	s := c.s
+	s.mu.Lock()
+	next := s.pass(c)
+	c.enough = make(chan struct{})
+	if c.withdrawn {
+		close(c.enough)
+	}
+	s.mu.Unlock()
+	if next != nil {
+		s.start(next)
+	}
+	return c.enough
+}
+
+// serve carries a call out, and returns the next of its key.
+func (s *session) serve(c *sessionCall) (next *sessionCall) {
+	var answer proto.Message
+	err := s.d.calls.guard(func() (err error) {
+		answer, err = s.ask(c)
+		return err
+	})
+	if err != nil {
+		return s.fail(c, err)
+	}
+	field := answerField[c.kind]
+	n := proto.Size(answer)
+	if n > smallAnswer && !s.reserve(n) {
+		if record := finishRecord(answer); record != nil {
+			// A finish that was stored is told as such, see answerRoom.
+			record.Result, record.Failure, record.Labels = nil, nil, nil
+			n = proto.Size(answer)
+		} else {
+			// A record is of what was there before: nothing was done.
+			return s.fail(c, overloaded())
+		}
+	}
+	s.observe(c, codes.OK)
+	return s.answer(c, field, answer, n)
+}
+
+// ask asks for the answer.
+func (s *session) ask(c *sessionCall) (proto.Message, error) {
+	if t := c.m.GetTimeout(); t != nil && !t.IsValid() {
+		return nil, refuse(claim.RequestInvalid, "timeout", "timeout is no duration: its seconds and nanos have the same sign, and nanos are less than a second")
+	}
+	switch call := c.m.GetCall().(type) {
+	case *dualcheckv1.SessionCall_Begin:
+		var traceID []byte
+		if c.m.GetTraceparent() != "" {
+			traceID = telemetry.TraceID(c)
+		}
+		return s.d.beginFor(c, call.Begin, traceID, c)
+	case *dualcheckv1.SessionCall_Complete:
+		return s.d.Complete(c, call.Complete)
+	case *dualcheckv1.SessionCall_Fail:
+		return s.d.Fail(c, call.Fail)
+	case *dualcheckv1.SessionCall_Extend:
+		return s.d.Extend(c, call.Extend)
+	case *dualcheckv1.SessionCall_Get:
+		return s.d.Get(c, call.Get)
+	}
+	return nil, refuse(claim.RequestInvalid, "calls.call", "this call asks for nothing: send one of begin, complete, fail, extend and get")
+}
+
+// finishRecord is the record of an answer to a finish; nil if it answers something else.
+func finishRecord(answer proto.Message) *dualcheckv1.Record {
+	if f, ok := answer.(*dualcheckv1.FinishResponse); ok {
+		return f.GetRecord()
+	}
+	return nil
+}
+
+// caller is a call's context as its caller knows it.
+type caller struct {
+	context.Context
+	err error
+}
+
+func (c caller) Err() error { return c.err }
+
+// stoppedWaiting says why the caller no longer waits for a call, nil if it does.
+func (s *session) stoppedWaiting(c *sessionCall) error {
+	s.mu.Lock()
+	withdrawn := c.withdrawn
+	s.mu.Unlock()
+	switch {
+	case withdrawn:
+		return context.Canceled
+	case c.own && !time.Now().Before(c.deadline):
+		return context.DeadlineExceeded
+	}
+	return s.ctx.Err()
+}
+
+// fault puts a call's error through the table.
+func (s *session) fault(c *sessionCall, stopped, err error) *dualcheckv1.BatchError {
+	f := faultOf(caller{c, stopped}, err)
+	s.d.calls.report(c, callNames[c.kind], f)
+	s.observe(c, f.code)
+	return f.batch()
+}
+
+// fail answers a call with an error, and returns the next of its key.
+func (s *session) fail(c *sessionCall, err error) (next *sessionCall) {
+	e := s.fault(c, s.stoppedWaiting(c), err)
+	return s.answer(c, errorField, e, proto.Size(e))
+}
+
+// refuse answers a call that is not taken on; mu is held.
+func (s *session) refuse(c *sessionCall, err error) {
+	e := s.fault(c, nil, err)
+	s.put(c, errorField, e, proto.Size(e))
+}
+
+// observe counts a call, times it from when it was read, and logs it.
+func (s *session) observe(c *sessionCall, code codes.Code) {
+	calls, took := s.d.calls, time.Since(c.read)
+	if code == codes.OK {
+		s.d.sessions.answered[c.kind](took)
+	} else {
+		calls.metrics.Request(c.kind.label(), code.String(), took)
+	}
+	retries := c.m.GetRetryCount()
+	if retries > 0 {
+		calls.metrics.Retried(c.kind.label())
+	}
+	if calls.log.Enabled(c, slog.LevelDebug) {
+		calls.line(c, callNames[c.kind], code, retries, took)
+	}
+}
+
+// reserve reports whether an answer of n bytes may be kept until it is sent, and counts
+// it if so.
+func (s *session) reserve(n int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.out.bytes+s.out.reserved+n > s.limits.recordBytes {
+		return false
+	}
+	s.out.reserved += n
+	return true
+}
+
+// answer puts a call's answer of n bytes out, and returns the next of its key.
+func (s *session) answer(c *sessionCall, field answerNumber, m proto.Message, n int) (next *sessionCall) {
+	s.mu.Lock()
+	if n > smallAnswer && field != errorField {
+		s.out.reserved -= n
+	}
+	delete(s.calls, c.id)
+	if c.kind.asks() {
+		s.asks--
+		s.askBytes -= c.bytes
+	} else {
+		s.tells--
+		s.tellBytes -= c.bytes
+	}
+	next = s.pass(c)
+	s.put(c, field, m, n)
+	s.room.Broadcast()
+	s.mu.Unlock()
+	s.poke()
+	return next
+}
+
+// put puts an answer out; mu is held.
+func (s *session) put(c *sessionCall, field answerNumber, m proto.Message, n int) {
+	if err := s.out.put(c.id, field, m, n); err != nil {
+		e := s.fault(c, nil, err)
+		_ = s.out.put(c.id, errorField, e, proto.Size(e)) // plain text
+	}
+	s.poke()
+}
