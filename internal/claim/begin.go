@@ -2,6 +2,7 @@ package claim
 
 import (
 	"bytes"
+	"math"
 	"slices"
 	"time"
 )
@@ -157,6 +158,33 @@ func Begin(rec *Record, req *BeginRequest, m Moment) (Answer, *Record, error) {
 	}
 	return Answer{}, nil, Errorf(RecordUnreadable, "the record is in state %d, which this version does not know: ask a node of the version that wrote it, or upgrade this one", rec.State)
 }
+
+// Begun is what became of one of several Begins.
+type Begun struct {
+	Answer Answer
+	Err    error
+}
+
+// Together judges Begins of one key in their order, each by what those before it leave
+// behind. At most one of them is given a claim: that of number writer, whose record is
+// write. Its answer and all after it stand only once that has been committed in place of
+// rec, and then with its revision. Without one, write is nil and writer len(reqs).
+func Together(rec *Record, reqs []*BeginRequest, m Moment) (begun []Begun, write *Record, writer int) {
+	begun, writer = make([]Begun, len(reqs)), len(reqs)
+	for i, req := range reqs {
+		answer, next, err := Begin(rec, req, m)
+		if next != nil {
+			rec, write, writer = next, next, i
+		}
+		begun[i] = Begun{answer, err}
+		_, m.Jitter = math.Modf(m.Jitter + goldenRatio) // they come back one by one
+	}
+	return begun, write, writer
+}
+
+// goldenRatio spreads numbers that are added to it over and over, modulo 1 (Knuth, The Art
+// of Computer Programming, volume 3, section 6.4).
+const goldenRatio = 0.6180339887498949
 
 // differ reports whether both sides are given and not the same.
 func differ(a, b []byte) bool { return len(a) > 0 && len(b) > 0 && !bytes.Equal(a, b) }

@@ -11,6 +11,10 @@ import "context"
 type Store interface {
 	// Begin judges at once; Wait is the server's business.
 	Begin(ctx context.Context, req *BeginRequest) (Answer, error)
+	// BeginTogether judges Begins of one key, one or more, in their order and at one
+	// moment, see Together. They share one fate: where the outcome of one that is given
+	// the claim cannot be established, none is told anything but that.
+	BeginTogether(ctx context.Context, reqs []*BeginRequest) []Begun
 	// Finish goes on after ctx has ended, once it has been accepted.
 	Finish(ctx context.Context, req *FinishRequest) (Found, error)
 	// Extend returns the claim with its new deadline.
@@ -24,6 +28,15 @@ type Store interface {
 	Forget(ctx context.Context, req *ForgetRequest) (int64, error)
 	// List returns a namespace's records in pages, without bodies.
 	List(ctx context.Context, req *ListRequest) (Page, error)
+}
+
+// NoneBegun is what each of so many Begins is told that met the same error.
+func NoneBegun(n int, err error) []Begun {
+	begun := make([]Begun, n)
+	for i := range begun {
+		begun[i].Err = err
+	}
+	return begun
 }
 
 // Found is a record as it is told.

@@ -102,28 +102,33 @@ func (s *Memory) settle(n name, m claim.Moment, rec, write *claim.Record) claim.
 }
 
 // Begin implements claim.Store.
-func (s *Memory) Begin(_ context.Context, req *claim.BeginRequest) (claim.Answer, error) {
+func (s *Memory) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answer, error) {
+	begun := s.BeginTogether(ctx, []*claim.BeginRequest{req})
+	return begun[0].Answer, begun[0].Err
+}
+
+// BeginTogether implements claim.Store.
+func (s *Memory) BeginTogether(_ context.Context, reqs []*claim.BeginRequest) []claim.Begun {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := name{req.Namespace, req.Key}
+	n := name{reqs[0].Namespace, reqs[0].Key}
 	rec, m := s.look(n)
-	a, write, err := claim.Begin(rec, req, m)
-	if err != nil {
-		return claim.Answer{}, err
-	}
+	begun, write, writer := claim.Together(rec, reqs, m)
 	if write != nil {
-		lease, err := m.Policy.Lease(req.Lease)
-		if err != nil {
-			return claim.Answer{}, err
-		}
 		rec = s.commit(n, write)
-		a.Claim, a.Revision = rec.Grant(lease, m.Now), rec.Revision
 	}
-	if a.Claim != nil {
-		a.Claim.Token = s.sealer.Seal(req.Namespace, req.Key, a.Claim.ID)
+	for i := range begun {
+		a := &begun[i].Answer
+		a.Source = claim.SourceEtcd
+		if begun[i].Err == nil && i >= writer {
+			a.Revision = rec.Revision
+		}
+		if a.Verdict == claim.First && begun[i].Err == nil {
+			a.Claim = rec.Grant(rec.LeaseUntil.Sub(rec.Claimed), m.Now)
+			a.Claim.Token = s.sealer.Seal(n.namespace, n.key, a.Claim.ID)
+		}
 	}
-	a.Source = claim.SourceEtcd
-	return a, nil
+	return begun
 }
 
 // Finish implements claim.Store.

@@ -35,6 +35,39 @@ func repeat(b *bench) {
 	b.toldOf(call("r", "erp-1"), claim.Replay)
 }
 
+// C38, H26: Begins that are asked together are told what they would be one after
+// another, with one claim among them.
+func together(b *bench) {
+	ask := func(fingerprint byte, requestID string) *claim.BeginRequest {
+		req := b.asks("k")
+		req.RequestID, req.Owner, req.Fingerprint = requestID, "erp-1", bytes.Repeat([]byte{fingerprint}, 32)
+		return req
+	}
+	all := func(want ...claim.Verdict) []claim.Begun {
+		b.Helper()
+		begun := b.Store.BeginTogether(b.Context(), []*claim.BeginRequest{ask(1, "r1"), ask(1, "r1"), ask(2, "r2"), ask(1, "r3")})
+		for i, v := range want {
+			if begun[i].Err != nil || begun[i].Answer.Verdict != v {
+				b.Fatalf("number %d is told %+v, %v, want %v", i, begun[i].Answer, begun[i].Err, v)
+			}
+		}
+		return begun
+	}
+	begun := all(claim.First, claim.First, claim.Conflict, claim.InProgress)
+	first, again := begun[0].Answer, begun[1].Answer
+	if first.Repeat || !again.Repeat || again.Claim.Token != first.Claim.Token || again.Claim.Fence != first.Claim.Fence {
+		b.Errorf("given %+v %+v, repeated as %+v %+v", first, first.Claim, again, again.Claim)
+	}
+	for i, each := range begun {
+		if a := each.Answer; a.Revision != first.Revision || a.Source != claim.SourceEtcd {
+			b.Errorf("number %d is told revision %d of %d by %d", i, a.Revision, first.Revision, a.Source)
+		}
+	}
+	all(claim.First, claim.First, claim.Conflict, claim.InProgress)
+	b.finishes("k", first.Claim.Token, done, claim.Succeeded)
+	all(claim.Replay, claim.Replay, claim.Conflict, claim.Replay)
+}
+
 // G2, C30, C31, C32: a replay is the result byte for byte, without credentials.
 func replay(b *bench) {
 	g := b.first("k", "", 0)

@@ -38,6 +38,7 @@ func Suite(t *testing.T, open func(t *testing.T) Harness) {
 		{"OneFirstAmongAHundred", oneFirstAmongAHundred},
 		{"OneHolderAtATime", oneHolderAtATime},
 		{"OneFinishAmongMany", oneFinishAmongMany},
+		{"Together", together},
 		{"Repeat", repeat},
 		{"Replay", replay},
 		{"ReplayFailure", replayFailure},

@@ -53,6 +53,10 @@ func (away) Begin(context.Context, *claim.BeginRequest) (claim.Answer, error) {
 	return claim.Answer{}, claim.Unavailable("away", nil)
 }
 
+func (away) BeginTogether(_ context.Context, reqs []*claim.BeginRequest) []claim.Begun {
+	return claim.NoneBegun(len(reqs), claim.Unavailable("away", nil))
+}
+
 func (away) Get(context.Context, string, string) (claim.Found, error) {
 	return claim.Found{}, claim.Unavailable("away", nil)
 }

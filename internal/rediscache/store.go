@@ -29,20 +29,26 @@ const askEtcdFor = time.Second
 // Begin answers a repeat of something finished from Redis. For everything else the
 // Store behind is asked.
 func (s Store) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answer, error) {
-	found := s.cache.look(ctx, req.Namespace, req.Key, true)
-	return answer(ctx, s, &found,
-		func(v *claim.View, now claim.Instant, stale bool) (claim.Answer, bool) {
-			a, ok := judge(v, now, found.record, req)
-			a.Stale = stale
-			return a, ok
+	begun := s.BeginTogether(ctx, []*claim.BeginRequest{req})
+	return begun[0].Answer, begun[0].Err
+}
+
+// BeginTogether looks into Redis once. It answers all from there, or none.
+func (s Store) BeginTogether(ctx context.Context, reqs []*claim.BeginRequest) []claim.Begun {
+	found := s.cache.look(ctx, reqs[0].Namespace, reqs[0].Key, true)
+	begun, _ := answer(ctx, s, &found, // each has its own error
+		func(v *claim.View, now claim.Instant, stale bool) ([]claim.Begun, bool) {
+			return judge(v, now, found.record, reqs, stale)
 		},
-		func(ctx context.Context) (claim.Answer, error) {
-			hinted := *req
+		func(ctx context.Context) ([]claim.Begun, error) {
+			hinted := *reqs[0]
 			if hinted.Hint = found.finding.hint(); found.record != nil {
 				hinted.Hint = claim.LikelyRepeat // a read, which leaves no claim that nobody was told of
 			}
-			return s.Store.Begin(ctx, &hinted)
+			begun := s.Store.BeginTogether(ctx, append([]*claim.BeginRequest{&hinted}, reqs[1:]...))
+			return begun, begun[0].Err
 		})
+	return begun
 }
 
 // Get answers for something finished from Redis.
@@ -85,22 +91,25 @@ func answer[T any](ctx context.Context, s Store, found *looked, tell func(v *cla
 	return told, err
 }
 
-// judge answers a Begin from a finished record; false if the Store behind has to.
-func judge(v *claim.View, now claim.Instant, rec *claim.Record, req *claim.BeginRequest) (claim.Answer, bool) {
-	p, err := v.Policy(req.Namespace)
+// judge answers Begins from a finished record; false if the Store behind has to.
+func judge(v *claim.View, now claim.Instant, rec *claim.Record, reqs []*claim.BeginRequest, stale bool) ([]claim.Begun, bool) {
+	p, err := v.Policy(reqs[0].Namespace)
 	if err != nil {
-		return claim.Answer{}, false
+		return nil, false
 	}
-	a, write, err := claim.Begin(rec, req, claim.Moment{Now: now, Policy: p, Jitter: rand.Float64()})
-	if err != nil || write != nil {
-		return claim.Answer{}, false
+	begun, _, _ := claim.Together(rec, reqs, claim.Moment{Now: now, Policy: p, Jitter: rand.Float64()})
+	for i := range begun {
+		if begun[i].Err != nil {
+			return nil, false
+		}
+		switch a := &begun[i].Answer; a.Verdict {
+		case claim.Replay, claim.ReplayFailure, claim.Conflict:
+			a.Source, a.Stale = claim.SourceRedis, stale
+		default:
+			return nil, false
+		}
 	}
-	switch a.Verdict {
-	case claim.Replay, claim.ReplayFailure, claim.Conflict:
-		a.Source = claim.SourceRedis
-		return a, true
-	}
-	return claim.Answer{}, false
+	return begun, true
 }
 
 // stale returns the view and the time by which a record is told while etcd cannot be

@@ -29,16 +29,17 @@ func (d *dedup) BatchBegin(ctx context.Context, m *dualcheckv1.BatchBeginRequest
 	}
 	traceID := telemetry.TraceID(ctx)
 	room := newAnswerRoom(beginsRoom)
-	return &dualcheckv1.BatchBeginResponse{Responses: eachMember(ctx, d, batch[*dualcheckv1.BeginRequest, *dualcheckv1.BeginResult]{
+	return &dualcheckv1.BatchBeginResponse{Responses: eachKey(ctx, d, batch[*dualcheckv1.BeginRequest, *dualcheckv1.BeginResult]{
 		method:   dualcheckv1.DedupService_BatchBegin_FullMethodName,
 		requests: m.GetRequests(),
 		name:     func(m *dualcheckv1.BeginRequest) key { return key{m.GetNamespace(), m.GetKey()} },
-		ask: func(m *dualcheckv1.BeginRequest) (*dualcheckv1.BeginResult, error) {
-			answer, err := d.beginMember(ctx, m, traceID)
-			if err == nil && !room.take(answer.GetRecord()) {
-				err = tooMuch()
-			}
-			return &dualcheckv1.BeginResult{Outcome: &dualcheckv1.BeginResult_Begin{Begin: answer}}, err
+		ask: func(members []*dualcheckv1.BeginRequest, tell func(int, *dualcheckv1.BeginResult, error)) {
+			d.beginMembers(ctx, members, traceID, func(i int, answer *dualcheckv1.BeginResponse, err error) {
+				if err == nil && !room.take(answer.GetRecord()) {
+					err = tooMuch()
+				}
+				tell(i, &dualcheckv1.BeginResult{Outcome: &dualcheckv1.BeginResult_Begin{Begin: answer}}, err)
+			})
 		},
 		failed: func(e *dualcheckv1.BatchError) *dualcheckv1.BeginResult {
 			return &dualcheckv1.BeginResult{Outcome: &dualcheckv1.BeginResult_Error{Error: e}}
@@ -46,19 +47,31 @@ func (d *dedup) BatchBegin(ctx context.Context, m *dualcheckv1.BatchBeginRequest
 	})}, nil
 }
 
-func (d *dedup) beginMember(ctx context.Context, m *dualcheckv1.BeginRequest, traceID []byte) (*dualcheckv1.BeginResponse, error) {
-	req, err := beginRequest(m, traceID)
-	if err != nil {
-		return nil, err
+// beginMembers asks for the members of one key, together.
+func (d *dedup) beginMembers(ctx context.Context, members []*dualcheckv1.BeginRequest, traceID []byte, tell func(int, *dualcheckv1.BeginResponse, error)) {
+	var reqs []*claim.BeginRequest
+	var of []int // which member each is
+	for i, m := range members {
+		req, err := beginRequest(m, traceID)
+		if err == nil && req.Wait != 0 {
+			err = refuse(claim.WaitInvalid, "wait", "a member of a batch does not wait: leave wait out")
+		}
+		if err != nil {
+			tell(i, nil, err)
+			continue
+		}
+		reqs, of = append(reqs, req), append(of, i)
 	}
-	if req.Wait != 0 {
-		return nil, refuse(claim.WaitInvalid, "wait", "a member of a batch does not wait: leave wait out")
+	if len(reqs) == 0 {
+		return
 	}
-	answer, err := d.begin(ctx, req)
-	if err != nil {
-		return nil, err
+	for i, b := range d.beginTogether(ctx, reqs) {
+		if b.Err != nil {
+			tell(of[i], nil, b.Err)
+			continue
+		}
+		tell(of[i], d.begun(reqs[i], b.Answer), nil)
 	}
-	return d.begun(req, answer), nil
 }
 
 func (d *dedup) BatchFinish(ctx context.Context, m *dualcheckv1.BatchFinishRequest) (*dualcheckv1.BatchFinishResponse, error) {
@@ -66,7 +79,7 @@ func (d *dedup) BatchFinish(ctx context.Context, m *dualcheckv1.BatchFinishReque
 		return nil, err
 	}
 	room := newAnswerRoom(finishesRoom)
-	return &dualcheckv1.BatchFinishResponse{Responses: eachMember(ctx, d, batch[*dualcheckv1.FinishRequest, *dualcheckv1.FinishResult]{
+	return &dualcheckv1.BatchFinishResponse{Responses: eachKey(ctx, d, batch[*dualcheckv1.FinishRequest, *dualcheckv1.FinishResult]{
 		method:   dualcheckv1.DedupService_BatchFinish_FullMethodName,
 		requests: m.GetRequests(),
 		name: func(m *dualcheckv1.FinishRequest) key {
@@ -75,12 +88,21 @@ func (d *dedup) BatchFinish(ctx context.Context, m *dualcheckv1.BatchFinishReque
 			}
 			return key{m.GetFail().GetNamespace(), m.GetFail().GetKey()}
 		},
-		ask: func(m *dualcheckv1.FinishRequest) (*dualcheckv1.FinishResult, error) {
-			answer, err := d.finishMember(ctx, m)
-			if err == nil {
-				room.fit(answer.GetRecord())
+		ask: func(members []*dualcheckv1.FinishRequest, tell func(int, *dualcheckv1.FinishResult, error)) {
+			var undecided error
+			for i, m := range members {
+				if undecided != nil { // what is behind it is judged by what became of it
+					tell(i, nil, undecided)
+					continue
+				}
+				answer, err := d.finishMember(ctx, m)
+				if err == nil {
+					room.fit(answer.GetRecord())
+				} else if claim.ReasonOf(err) == claim.StoreUnavailable {
+					undecided = err
+				}
+				tell(i, &dualcheckv1.FinishResult{Outcome: &dualcheckv1.FinishResult_Finish{Finish: answer}}, err)
 			}
-			return &dualcheckv1.FinishResult{Outcome: &dualcheckv1.FinishResult_Finish{Finish: answer}}, err
 		},
 		failed: func(e *dualcheckv1.BatchError) *dualcheckv1.FinishResult {
 			return &dualcheckv1.FinishResult{Outcome: &dualcheckv1.FinishResult_Error{Error: e}}
@@ -103,25 +125,45 @@ type batch[Q, R any] struct {
 	method   string
 	requests []Q
 	name     func(Q) key
-	ask      func(Q) (R, error)
-	failed   func(*dualcheckv1.BatchError) R
+	// ask asks for the members of one key in their order, and tells what became of each.
+	ask    func(members []Q, tell func(int, R, error))
+	failed func(*dualcheckv1.BatchError) R
 }
 
-// eachMember asks for every member and returns what became of each; errors go through
-// the table.
-func eachMember[Q, R any](ctx context.Context, d *dedup, b batch[Q, R]) []R {
+// eachKey asks for every member and returns what became of each; errors go through
+// the table. Members of one key are judged in their order, and share the fate of one
+// before them whose outcome could not be established (H26); keys go at the same time.
+func eachKey[Q, R any](ctx context.Context, d *dedup, b batch[Q, R]) []R {
 	out := make([]R, len(b.requests))
-	inOrder(len(out), func(i int) key { return b.name(b.requests[i]) }, func(i int) {
-		err := d.calls.guard(func() (err error) {
-			out[i], err = b.ask(b.requests[i])
-			return err
+	var g errgroup.Group
+	g.SetLimit(atOnce)
+	for _, of := range sameKey(b.requests, b.name) {
+		g.Go(func() error {
+			members, told := make([]Q, len(of)), make([]bool, len(of))
+			for i, at := range of {
+				members[i] = b.requests[at]
+			}
+			tell := func(i int, answer R, err error) {
+				told[i] = true
+				if err == nil {
+					out[of[i]] = answer
+					return
+				}
+				f := faultOf(callerOf(ctx), err)
+				d.calls.report(ctx, b.method, f)
+				out[of[i]] = b.failed(f.batch())
+			}
+			err := d.calls.guard(func() error { b.ask(members, tell); return nil })
+			for i := range members {
+				if !told[i] {
+					var none R
+					tell(i, none, err)
+				}
+			}
+			return nil
 		})
-		if err != nil {
-			f := faultOf(callerOf(ctx), err)
-			d.calls.report(ctx, b.method, f)
-			out[i] = b.failed(f.batch())
-		}
-	})
+	}
+	_ = g.Wait() // no member returns an error: each has its own
 	return out
 }
 
@@ -149,29 +191,21 @@ func tooMuch() error {
 // key is a namespace and a key, valid or not.
 type key struct{ namespace, key string }
 
-// inOrder calls do for 0 ... n-1: in order for equal keys, at the same time for
-// different ones. It returns when all have been called.
-func inOrder(n int, name func(int) key, do func(int)) {
-	of := make(map[key][]int, n)
-	var order []key
-	for i := range n {
-		k := name(i)
-		if _, met := of[k]; !met {
-			order = append(order, k)
+// sameKey returns the indices of the members of each key, in their order.
+func sameKey[Q any](members []Q, name func(Q) key) [][]int {
+	at := make(map[key]int, len(members))
+	var groups [][]int
+	for i, m := range members {
+		k := name(m)
+		g, met := at[k]
+		if !met {
+			g = len(groups)
+			at[k] = g
+			groups = append(groups, nil)
 		}
-		of[k] = append(of[k], i)
+		groups[g] = append(groups[g], i)
 	}
-	var g errgroup.Group
-	g.SetLimit(atOnce)
-	for _, k := range order {
-		g.Go(func() error {
-			for _, i := range of[k] {
-				do(i)
-			}
-			return nil
-		})
-	}
-	_ = g.Wait() // no member returns an error: each has its own
+	return groups
 }
 
 // answerRoom is what is left of a batch's answer for records, which are all of it that

@@ -24,6 +24,15 @@ func (b bounded) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answ
 	return within(b, func() (claim.Answer, error) { return b.Store.Begin(ctx, req) })
 }
 
+// BeginTogether is one question, however many ask it.
+func (b bounded) BeginTogether(ctx context.Context, reqs []*claim.BeginRequest) []claim.Begun {
+	begun, err := within(b, func() ([]claim.Begun, error) { return b.Store.BeginTogether(ctx, reqs), nil })
+	if err != nil {
+		return claim.NoneBegun(len(reqs), err)
+	}
+	return begun
+}
+
 func (b bounded) Get(ctx context.Context, namespace, key string) (claim.Found, error) {
 	return within(b, func() (claim.Found, error) { return b.Store.Get(ctx, namespace, key) })
 }

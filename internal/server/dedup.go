@@ -48,11 +48,27 @@ func (d *dedup) beginFor(ctx context.Context, m *dualcheckv1.BeginRequest, trace
 
 // begin asks once.
 func (d *dedup) begin(ctx context.Context, req *claim.BeginRequest) (claim.Answer, error) {
+	if err := d.stopping(); err != nil {
+		return claim.Answer{}, err
+	}
+	return d.store.Begin(ctx, req)
+}
+
+// beginTogether asks once for several of one key.
+func (d *dedup) beginTogether(ctx context.Context, reqs []*claim.BeginRequest) []claim.Begun {
+	if err := d.stopping(); err != nil {
+		return claim.NoneBegun(len(reqs), err)
+	}
+	return d.store.BeginTogether(ctx, reqs)
+}
+
+// stopping refuses new work.
+func (d *dedup) stopping() error {
 	select {
 	case <-d.draining:
-		return claim.Answer{}, &claim.Error{Reason: claim.Draining, Message: "this node is stopping: send the same call to another", RetryAfter: 100 * time.Millisecond}
+		return &claim.Error{Reason: claim.Draining, Message: "this node is stopping: send the same call to another", RetryAfter: 100 * time.Millisecond}
 	default:
-		return d.store.Begin(ctx, req)
+		return nil
 	}
 }
 

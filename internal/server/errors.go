@@ -123,7 +123,7 @@ func (f fault) status() *status.Status {
 
 // batch is the fault as a member of a batch carries it.
 func (f fault) batch() *dualcheckv1.BatchError {
-	e := &dualcheckv1.BatchError{Code: int32(f.code), Reason: string(f.Reason), Message: f.Message, Metadata: f.Metadata}
+	e := &dualcheckv1.BatchError{Code: int32(f.code), Reason: string(f.Reason), Message: f.Message, Metadata: f.Metadata, Field: f.Field}
 	if f.RetryAfter > 0 {
 		e.RetryAfter = durationpb.New(f.RetryAfter)
 	}

@@ -43,7 +43,8 @@ type memStore struct {
 	// them with before and beforeFinish.
 	onBegin  func(context.Context, *claim.BeginRequest) error
 	onFinish func(context.Context, *claim.FinishRequest) error
-	begins   atomic.Int64
+	// begins are those that were asked for, questions how often something was.
+	begins, questions atomic.Int64
 }
 
 func newMemStore() *memStore { return &memStore{Memory: claimtest.NewMemory(), seen: time.Now()} }
@@ -74,6 +75,7 @@ func (s *memStore) current() *claimtest.Memory {
 
 func (s *memStore) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answer, error) {
 	s.begins.Add(1)
+	s.questions.Add(1)
 	s.mu.Lock()
 	hook := s.onBegin
 	s.mu.Unlock()
@@ -83,6 +85,22 @@ func (s *memStore) Begin(ctx context.Context, req *claim.BeginRequest) (claim.An
 		}
 	}
 	return s.current().Begin(ctx, req)
+}
+
+func (s *memStore) BeginTogether(ctx context.Context, reqs []*claim.BeginRequest) []claim.Begun {
+	s.begins.Add(int64(len(reqs)))
+	s.questions.Add(1)
+	s.mu.Lock()
+	hook := s.onBegin
+	s.mu.Unlock()
+	if hook != nil {
+		for _, req := range reqs {
+			if err := hook(ctx, req); err != nil {
+				return claim.NoneBegun(len(reqs), err)
+			}
+		}
+	}
+	return s.current().BeginTogether(ctx, reqs)
 }
 
 func (s *memStore) Finish(ctx context.Context, req *claim.FinishRequest) (claim.Found, error) {

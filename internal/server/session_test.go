@@ -299,15 +299,15 @@ func TestSessionErrorsAreAnswers(t *testing.T) {
 func TestSessionOutlivesAPanic(t *testing.T) {
 	w := start(t)
 	w.store.before(func(_ context.Context, req *claim.BeginRequest) error {
-		if req.Key == "k" {
+		if req.Key != "other" {
 			panic("a bug")
 		}
 		return nil
 	})
 	k := w.open(t, t.Context())
-	k.send(begin(1, "k"), begin(2, "k"))
-	for id := range uint64(2) {
-		e := k.answer(id + 1).GetError()
+	k.send(begin(1, "k"), begin(2, "l"))
+	for range 2 {
+		e := k.next().GetError()
 		incident := e.GetMetadata()["incident"]
 		if e.GetReason() != "INTERNAL" || incident == "" || !strings.Contains(w.logs.String(), incident) || strings.Contains(e.GetMessage(), "bug") {
 			t.Errorf("%v", e)

@@ -121,11 +121,131 @@ func (c *sessionCall) waits() <-chan struct{} {
 
 // serve carries a call out, and returns the next of its key.
 func (s *session) serve(c *sessionCall) (next *sessionCall) {
+	if c.kind == kindBegin {
+		if group := s.gather(c); group != nil {
+			return s.serveTogether(group)
+		}
+	}
 	var answer proto.Message
 	err := s.d.calls.guard(func() (err error) {
 		answer, err = s.ask(c)
 		return err
 	})
+	return s.tell(c, answer, err)
+}
+
+// gather returns the Begins that wait right behind c, which has the turn, after c itself;
+// nil if there are none. The last of them has the turn then. One operation may judge them
+// all in their order, for it is sent when all of them are there: so a key that everybody
+// asks for is not asked for one after another.
+func (s *session) gather(c *sessionCall) []*sessionCall {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.next == nil || c.next.kind != kindBegin {
+		return nil
+	}
+	group := []*sessionCall{c}
+	for c.next != nil && c.next.kind == kindBegin && len(group) < claim.MaxBatch {
+		c.turn = false
+		c, c.next = c.next, nil
+		group = append(group, c)
+	}
+	c.turn = true
+	return group
+}
+
+// serveTogether carries Begins of one key out, and returns the next of it.
+func (s *session) serveTogether(group []*sessionCall) (next *sessionCall) {
+	told := 0 // of group, in order
+	tell := func(answer proto.Message, err error) {
+		c := group[told]
+		told++
+		if after := s.tell(c, answer, err); after != nil {
+			next = after
+		}
+	}
+	err := s.d.calls.guard(func() error {
+		reqs := make([]*claim.BeginRequest, 0, len(group))
+		refused := make([]error, len(group))
+		until := group[0] // as long as the most patient of them
+		for i, c := range group {
+			req, err := c.beginRequest()
+			if err != nil {
+				refused[i] = err
+				continue
+			}
+			reqs = append(reqs, req)
+			if c.deadline.After(until.deadline) {
+				until = c
+			}
+		}
+		var begun []claim.Begun
+		if len(reqs) > 0 {
+			begun = s.d.beginTogether(until, reqs)
+		}
+		for i, c := range group {
+			if refused[i] != nil {
+				tell(nil, refused[i])
+				continue
+			}
+			req, b := reqs[0], begun[0]
+			reqs, begun = reqs[1:], begun[1:]
+			switch {
+			case b.Err != nil:
+				tell(nil, b.Err)
+			case b.Answer.Verdict == claim.InProgress && req.Wait > 0:
+				told++
+				enough := c.waits()
+				s.crew.Go(func() { s.waitOn(c, req, b.Answer, enough) })
+			default:
+				tell(s.d.begun(req, b.Answer), nil)
+			}
+		}
+		return nil
+	})
+	for told < len(group) {
+		tell(nil, err)
+	}
+	return next
+}
+
+// waitOn answers a Begin that waits, for which it no longer matters whose turn it is.
+func (s *session) waitOn(c *sessionCall, req *claim.BeginRequest, last claim.Answer, enough <-chan struct{}) {
+	var answer proto.Message
+	err := s.d.calls.guard(func() error {
+		a, err := s.d.wait(c, req, last, enough)
+		if err == nil {
+			answer = s.d.begun(req, a)
+		}
+		return err
+	})
+	s.tell(c, answer, err) // has no next: the turn was handed on
+}
+
+// beginRequest is the Begin as the store is asked.
+func (c *sessionCall) beginRequest() (*claim.BeginRequest, error) {
+	if err := c.timeoutErr(); err != nil {
+		return nil, err
+	}
+	return beginRequest(c.m.GetBegin(), c.traceID())
+}
+
+func (c *sessionCall) traceID() []byte {
+	if c.m.GetTraceparent() == "" {
+		return nil
+	}
+	return telemetry.TraceID(c)
+}
+
+func (c *sessionCall) timeoutErr() error {
+	if t := c.m.GetTimeout(); t != nil && !t.IsValid() {
+		return refuse(claim.RequestInvalid, "timeout", "timeout is no duration: its seconds and nanos have the same sign, and nanos are less than a second")
+	}
+	return nil
+}
+
+// tell answers a call, and returns the next of its key.
+func (s *session) tell(c *sessionCall, answer proto.Message, err error) (next *sessionCall) {
 	if err != nil {
 		return s.fail(c, err)
 	}
@@ -147,16 +267,12 @@ func (s *session) serve(c *sessionCall) (next *sessionCall) {
 
 // ask asks for the answer.
 func (s *session) ask(c *sessionCall) (proto.Message, error) {
-	if t := c.m.GetTimeout(); t != nil && !t.IsValid() {
-		return nil, refuse(claim.RequestInvalid, "timeout", "timeout is no duration: its seconds and nanos have the same sign, and nanos are less than a second")
+	if err := c.timeoutErr(); err != nil {
+		return nil, err
 	}
 	switch call := c.m.GetCall().(type) {
 	case *dualcheckv1.SessionCall_Begin:
-		var traceID []byte
-		if c.m.GetTraceparent() != "" {
-			traceID = telemetry.TraceID(c)
-		}
-		return s.d.beginFor(c, call.Begin, traceID, c)
+		return s.d.beginFor(c, call.Begin, c.traceID(), c)
 	case *dualcheckv1.SessionCall_Complete:
 		return s.d.Complete(c, call.Complete)
 	case *dualcheckv1.SessionCall_Fail:

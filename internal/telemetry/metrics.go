@@ -91,7 +91,7 @@ func NewMetrics(build Build) *Metrics {
 	info.Set(1)
 	m.registry.MustRegister(info, m.verdicts, m.finishes, m.requests, m.inFlight, m.waiting, m.sessions, m.retries, m.errors, m.panics,
 		m.etcdCalls, m.settled, m.guardRefusals, m.undated)
-	m.registry.MustRegister(m.batches.all()...)
+	m.registry.MustRegister(m.all()...)
 	return m
 }
 

@@ -1301,7 +1301,9 @@ type BatchError struct {
 	// The ErrorInfo's metadata.
 	Metadata map[string]string `protobuf:"bytes,4,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// When to come back, where coming back helps.
-	RetryAfter    *durationpb.Duration `protobuf:"bytes,5,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
+	RetryAfter *durationpb.Duration `protobuf:"bytes,5,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
+	// The member's field that is to blame, if one is.
+	Field         string `protobuf:"bytes,6,opt,name=field,proto3" json:"field,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1369,6 +1371,13 @@ func (x *BatchError) GetRetryAfter() *durationpb.Duration {
 		return x.RetryAfter
 	}
 	return nil
+}
+
+func (x *BatchError) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
 }
 
 // BatchFinishRequest: at most 1,000 members and 8 MiB.
@@ -2185,7 +2194,7 @@ const file_dualcheck_v1_dedup_proto_rawDesc = "" +
 	"\vBeginResult\x123\n" +
 	"\x05begin\x18\x01 \x01(\v2\x1b.dualcheck.v1.BeginResponseH\x00R\x05begin\x120\n" +
 	"\x05error\x18\x02 \x01(\v2\x18.dualcheck.v1.BatchErrorH\x00R\x05errorB\t\n" +
-	"\aoutcome\"\x8f\x02\n" +
+	"\aoutcome\"\xa5\x02\n" +
 	"\n" +
 	"BatchError\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x16\n" +
@@ -2193,7 +2202,8 @@ const file_dualcheck_v1_dedup_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12B\n" +
 	"\bmetadata\x18\x04 \x03(\v2&.dualcheck.v1.BatchError.MetadataEntryR\bmetadata\x12:\n" +
 	"\vretry_after\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"retryAfter\x1a;\n" +
+	"retryAfter\x12\x14\n" +
+	"\x05field\x18\x06 \x01(\tR\x05field\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"M\n" +

@@ -1,0 +1,5 @@
+//go:build !race
+
+package dualcheck
+
+const raceDetector = false
