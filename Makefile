@@ -32,12 +32,14 @@ build: go-toolchain ## build dist/dualcheck
 .PHONY: test
 test: go-toolchain c-compiler redis-server ## all tests, under the race detector
 	go test -race -timeout 15m ./...
+	cd bench && go test -race -timeout 5m ./...
 
 .PHONY: check
 check: tools ## formatting, vet, linters, the contract, generated code
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo 'gofmt would change:'; gofmt -l $$(git ls-files '*.go'); exit 1; }
 	go vet ./...
 	golangci-lint run ./...
+	cd bench && go vet ./... && golangci-lint run -c ../.golangci.yml ./...
 	buf lint
 	buf format --diff --exit-code
 	@$(MAKE) --no-print-directory breaking generated
@@ -74,6 +76,28 @@ acceptance: build ## cases and sample data against servers of their own, restart
 torture: go-toolchain c-compiler redis-server ## five minutes of faults at random, every call checked; then again with -race (DURATION=5m)
 	go test -count=1 -timeout 60m -v -run TestTorture ./test/robustness -robustness.duration $(or $(DURATION),5m)
 	go test -count=1 -timeout 60m -v -run TestTorture -race ./test/robustness -robustness.duration $(or $(DURATION),5m)
+
+.PHONY: bench
+bench: build bench-build bench-rivals ## dualcheck beside what would be used instead of it (ARGS="--suite goals")
+	./dist/dualcheck bench $(ARGS)
+
+.PHONY: bench-build
+bench-build: go-toolchain
+	cd bench && go build -trimpath -o ../dist/dualcheck-bench .
+
+# What is missing is installed where that is possible; what is not there is not measured,
+# and the bench says so. Debian would start servers of its own: they are told not to.
+.PHONY: bench-rivals
+bench-rivals:
+	@missing=; \
+	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
+	command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || missing="$$missing mariadb-server"; \
+	command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$$missing postgresql"; \
+	[ -n "$$missing" ] || exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing$$missing" >&2; \
+		apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null || echo "not all of$$missing could be installed: what is missing is not measured" >&2; \
+	else echo "not installed, and so not measured:$$missing (Debian: apt-get install --no-install-recommends$$missing)" >&2; fi
 
 .PHONY: measure
 measure: go-toolchain redis-server ## the figures of docs/performance.md

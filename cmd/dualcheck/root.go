@@ -48,7 +48,7 @@ in progress, or what came of it.`,
 		cmd.GroupID = "operate"
 		root.AddCommand(cmd)
 	}
-	root.AddCommand(newVersionCommand(), newManCommand(), newExitCodesTopic())
+	root.AddCommand(newBenchCommand(), newVersionCommand(), newManCommand(), newExitCodesTopic())
 	root.SetHelpCommand(newHelpCommand())
 	root.Version = buildInfo().Version
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
