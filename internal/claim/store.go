@@ -1,6 +1,13 @@
 package claim
 
-import "context"
+import (
+	"context"
+	"time"
+)
+
+// AnswerWithin is how long a Store tries to establish an answer at most, whatever its
+// caller's patience.
+const AnswerWithin = 7 * time.Second
 
 // Store carries out decisions. Every implementation passes the suite in
 // internal/claimtest.

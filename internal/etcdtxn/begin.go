@@ -24,7 +24,7 @@ func (s *Store) Begin(ctx context.Context, req *claim.BeginRequest) (claim.Answe
 // BeginTogether asks for several Begins of one key as for one: one read, one write at
 // most. They may share both, for none is sent before all of them have asked (H06).
 func (s *Store) BeginTogether(ctx context.Context, reqs []*claim.BeginRequest) []claim.Begun {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	name := layout.NameOf(reqs[0].Namespace, reqs[0].Key)
 	for {
@@ -96,7 +96,7 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, reqs []*claim.B
 // node has met the key, a layer in front expects it, or Begins like this one have
 // mostly been repeats in this namespace.
 func (s *Store) repeatLikely(name layout.Name, namespace string, hint claim.Hint) bool {
-	return hint == claim.LikelyRepeat || s.known.Contains(name.Key) || s.mostlyRepeats(namespace, hint)
+	return hint == claim.LikelyRepeat || s.known.has(name.Key) || s.mostlyRepeats(namespace, hint)
 }
 
 var errTakenAway = errors.New("the claim is no longer this call's")

@@ -40,5 +40,5 @@ func (s *Store) RaiseEpoch(ctx context.Context, reason string) (claim.ID, error)
 // come back.
 func nextEpoch(fenceBase int64) (put, error) {
 	value, err := layout.EncodeEpoch(claim.NewID(), fenceBase+fenceStep)
-	return put{key: layout.Epoch, value: value}, err
+	return put{key: layout.Epoch, value: []byte(value)}, err
 }

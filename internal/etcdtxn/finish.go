@@ -16,7 +16,7 @@ func (s *Store) Finish(ctx context.Context, req *claim.FinishRequest) (claim.Fou
 	if err != nil {
 		return claim.Found{}, err
 	}
-	call, cancel := context.WithTimeout(ctx, answerWithin)
+	call, cancel := bounded(ctx)
 	defer cancel()
 	return detach(call, s, finishWithin, func(ctx context.Context) (claim.Found, error) {
 		var began claim.Instant
@@ -41,7 +41,7 @@ func (s *Store) Finish(ctx context.Context, req *claim.FinishRequest) (claim.Fou
 
 // Extend moves the claim's deadline.
 func (s *Store) Extend(ctx context.Context, req *claim.ExtendRequest) (*claim.Grant, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	name, id, err := s.holder(req.Namespace, req.Key, req.Token)
 	if err != nil {

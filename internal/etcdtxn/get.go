@@ -9,7 +9,7 @@ import (
 
 // Get reads a record, linearizably and under the guard.
 func (s *Store) Get(ctx context.Context, namespace, key string) (claim.Found, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	c, err := s.onRecord(ctx, business{kind: "get", namespace: namespace, key: key, name: layout.NameOf(namespace, key)},
 		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {

@@ -27,7 +27,7 @@ func (s *Store) govern(ctx context.Context, kind, key, cause string, decide func
 			if err != nil {
 				return nil, err
 			}
-			return append(puts, put{key: layout.Guard, value: guard}), nil
+			return append(puts, put{key: layout.Guard, value: []byte(guard)}), nil
 		},
 	})
 	if err != nil {

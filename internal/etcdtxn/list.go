@@ -27,7 +27,7 @@ const (
 	// listBudget is how many keys one page may look at, and listWithin how long, so
 	// that a page of a rare state is short rather than late.
 	listBudget = 5000
-	listWithin = answerWithin - 2*time.Second
+	listWithin = claim.AnswerWithin - 2*time.Second
 )
 
 // cursor is a place in a namespace's records: a slot, and the last key seen there.
@@ -38,7 +38,7 @@ type cursor struct {
 
 // List returns a page of a namespace's records, slot by slot, without bodies.
 func (s *Store) List(ctx context.Context, req *claim.ListRequest) (claim.Page, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	at, err := parsePage(req.Namespace, req.Page)
 	if err != nil {
@@ -100,14 +100,16 @@ func (s *Store) scanUntil(ctx context.Context, namespace string, at cursor, unti
 		if err != nil {
 			return at, err
 		}
-		var ops []clientv3.Op
+		var ops []*pb.RequestOp
 		for slot := at.slot; slot < min(at.slot+min(slots, s.commits.allowed()-2), claim.Slots); slot++ {
 			prefix := layout.RecordsOf(slot, namespace)
 			from := prefix
 			if slot == at.slot && at.last != "" {
 				from = at.last + "\x00"
 			}
-			ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(prefix)), clientv3.WithLimit(recordsARead)))
+			ops = append(ops, &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{
+				Key: []byte(from), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix)), Limit: recordsARead,
+			}}})
 		}
 		began := time.Now()
 		answers, see, err := s.flat(ctx, ops)

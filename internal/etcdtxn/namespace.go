@@ -21,7 +21,7 @@ const (
 //
 // Errors: POLICY_STALE, KEY_COLLISION.
 func (s *Store) PutNamespace(ctx context.Context, n policy.Namespace) (policy.Namespace, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	if err := n.Validate(); err != nil {
 		return policy.Namespace{}, err
@@ -184,7 +184,7 @@ func (s *Store) onPolicy(ctx context.Context, name string, decide func(there *po
 			if err != nil {
 				return nil, err
 			}
-			first.value = string(value)
+			first.value = value
 		}
 		return append([]put{first}, extra...), nil
 	})

@@ -1,6 +1,7 @@
 package etcdtxn
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"time"
@@ -131,7 +132,7 @@ func (s *Store) underView(ctx context.Context, op *operation, view *claim.View, 
 		}
 		at.saw(see)
 		if got.written {
-			at.there, at.written = found{value: []byte(puts[0].value), revision: see.revision}, true
+			at.there, at.written = found{value: puts[0].value, revision: see.revision}, true
 			return at, nil
 		}
 		at.there, known = got.there, true
@@ -258,7 +259,7 @@ func (s *Store) afterFull(ctx context.Context, op *operation) (outcome, error) {
 func (op *operation) owns(there found) bool {
 	absent := there.revision == 0
 	for _, p := range op.sent {
-		if p.remove && absent || !p.remove && !absent && p.value == string(there.value) {
+		if p.remove && absent || !p.remove && !absent && bytes.Equal(p.value, there.value) {
 			return true
 		}
 	}

@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"math/rand/v2"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/time/rate"
 
@@ -19,8 +22,6 @@ import (
 )
 
 const (
-	// answerWithin bounds how long a caller waits for an answer to be established.
-	answerWithin = 7 * time.Second
 	// finishWithin bounds how long an accepted finish goes on without its caller.
 	finishWithin = 30 * time.Second
 	// rememberedClaims and rememberedMarks bound what a node keeps in memory, as
@@ -92,13 +93,14 @@ type Config struct {
 // Store is claim.Store in etcd.
 type Store struct {
 	cfg Config
+	kv  pb.KVClient
 	log *slog.Logger
 
 	// claims are those this node gave, by etcd key: a finish needs no read.
 	claims *lru.Cache[string, remembered]
-	// known are etcd keys that were found to have a record: a repeat is likely, so
-	// they are read first.
-	known *lru.Cache[string, struct{}]
+	// known are keys that were found to have a record: a repeat is likely, so they are
+	// read first.
+	known known
 	// marks are held marks of forgets that this node has met, by etcd key.
 	marks   *lru.Cache[string, metMark]
 	pace    *lru.Cache[string, *pace]
@@ -113,6 +115,37 @@ type Store struct {
 
 	// What would be said with every call is said seldom; metrics count each.
 	seldomFull, seldomUndated rate.Sometimes
+}
+
+// bounded returns a context that ends within claim.AnswerWithin: ctx itself if that does,
+// since a timer is a good part of what a call costs.
+func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if until, ok := ctx.Deadline(); ok && time.Until(until) <= claim.AnswerWithin {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, claim.AnswerWithin)
+}
+
+// known remembers keys, and forgets one when another takes its place: it is only a hint,
+// and must cost next to nothing, the collector included.
+type known [1 << 16]atomic.Uint64
+
+var knownSeed = maphash.MakeSeed()
+
+func (k *known) place(key string) (*atomic.Uint64, uint64) {
+	h := maphash.String(knownSeed, key) | 1<<63 // never 0, which is no key
+	return &k[h%uint64(len(k))], h
+}
+
+func (k *known) add(key string) {
+	if at, h := k.place(key); at.Load() != h {
+		at.Store(h)
+	}
+}
+
+func (k *known) has(key string) bool {
+	at, h := k.place(key)
+	return at.Load() == h
 }
 
 // crew is a group of goroutines that ends for good.
@@ -178,12 +211,11 @@ func New(cfg Config) *Store {
 		cfg.Monotonic = func() time.Duration { return time.Since(start) }
 	}
 	s := &Store{
-		cfg: cfg, log: cfg.Log,
+		cfg: cfg, kv: clientv3.RetryKVClient(cfg.Client), log: cfg.Log,
 		seldomFull: rate.Sometimes{Interval: 10 * time.Second}, seldomUndated: rate.Sometimes{Interval: 10 * time.Second},
 	}
 	s.closing, s.abandon = context.WithCancel(context.Background())
 	s.claims = mustLRU[remembered](rememberedClaims)
-	s.known = mustLRU[struct{}](rememberedClaims)
 	s.commits.busy, s.commits.ops = map[string]*proposal{}, usualOps
 	s.flights.next, s.flights.flying = map[string]*flight{}, map[string]bool{}
 	s.marks = mustLRU[metMark](rememberedMarks)
@@ -322,7 +354,7 @@ func (s *Store) onRecord(ctx context.Context, b business, decide judge) (conclud
 		if write.State.Finished() {
 			committed = s.cfg.Cache.Stage(v, write, value)
 		}
-		puts := []put{{key: b.name.Key, value: string(value)}}
+		puts := []put{{key: b.name.Key, value: value}}
 		if b.takesBack {
 			puts = append(puts, put{key: b.name.SlotEpoch()})
 		}
@@ -333,7 +365,7 @@ func (s *Store) onRecord(ctx context.Context, b business, decide judge) (conclud
 		return concluded{outcome: end}, err
 	}
 	if last != nil || end.written {
-		s.known.Add(b.name.Key, struct{}{})
+		s.known.add(b.name.Key)
 	}
 	out := concluded{outcome: end, record: last}
 	// Else it was written by an earlier try than the last, whose bytes are not these.

@@ -23,10 +23,10 @@ func (s *Store) PutSwitch(ctx context.Context, sw policy.Switch) (policy.Switch,
 		return policy.Switch{}, err
 	}
 	key := layout.SwitchOf(sw.Name)
-	within, cancel := context.WithTimeout(ctx, answerWithin)
+	within, cancel := bounded(ctx)
 	defer cancel()
 	if _, err := s.govern(within, "switch", key, "switch "+sw.Name, func(found, *claim.View) ([]put, error) {
-		return []put{{key: key, value: value}}, nil
+		return []put{{key: key, value: []byte(value)}}, nil
 	}); err != nil {
 		return policy.Switch{}, err
 	}

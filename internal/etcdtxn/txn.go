@@ -3,11 +3,12 @@ package etcdtxn
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
@@ -26,15 +27,19 @@ type found struct {
 // put is one key and what to store there, or that it is to be removed.
 type put struct {
 	key    string
-	value  string
+	value  []byte
 	remove bool
 }
 
-func (p put) op() clientv3.Op {
+func (p put) op(key []byte) *pb.RequestOp {
 	if p.remove {
-		return clientv3.OpDelete(p.key)
+		return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: key}}}
 	}
-	return clientv3.OpPut(p.key, p.value)
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: key, Value: p.value}}}
+}
+
+func get(key []byte) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: key}}}
 }
 
 // member is one conditional write within a batch: if the key is still at this
@@ -76,21 +81,31 @@ func termsOf(batch []*proposal) terms {
 	return t
 }
 
-func (t terms) compares() []clientv3.Cmp {
-	return []clientv3.Cmp{
-		clientv3.Compare(clientv3.ModRevision(layout.Guard), "=", t.guard),
-		clientv3.Compare(clientv3.Version(layout.Tick), ">", t.newest-1),
-		clientv3.Compare(clientv3.Version(layout.Tick), "<", t.oldest+claim.TickWindow),
+func (t terms) compares() []*pb.Compare {
+	return []*pb.Compare{
+		{Target: pb.Compare_MOD, Result: pb.Compare_EQUAL, Key: []byte(layout.Guard), TargetUnion: &pb.Compare_ModRevision{ModRevision: t.guard}},
+		{Target: pb.Compare_VERSION, Result: pb.Compare_GREATER, Key: []byte(layout.Tick), TargetUnion: &pb.Compare_Version{Version: t.newest - 1}},
+		{Target: pb.Compare_VERSION, Result: pb.Compare_LESS, Key: []byte(layout.Tick), TargetUnion: &pb.Compare_Version{Version: t.oldest + claim.TickWindow}},
 	}
 }
 
-func (m member) op() clientv3.Op {
-	still := clientv3.Compare(clientv3.ModRevision(m.key), "=", m.revision) // an absent key has 0
-	var then []clientv3.Op
-	for _, p := range m.puts {
-		then = append(then, p.op())
+// op is the member as etcd is sent it.
+func (m member) op() *pb.RequestOp {
+	key := []byte(m.key)
+	then := make([]*pb.RequestOp, len(m.puts))
+	for i, p := range m.puts {
+		at := key
+		if p.key != m.key {
+			at = []byte(p.key)
+		}
+		then[i] = p.op(at)
 	}
-	return clientv3.OpTxn([]clientv3.Cmp{still}, then, []clientv3.Op{clientv3.OpGet(m.key)})
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: &pb.TxnRequest{
+		// An absent key has revision 0.
+		Compare: []*pb.Compare{{Target: pb.Compare_MOD, Result: pb.Compare_EQUAL, Key: key, TargetUnion: &pb.Compare_ModRevision{ModRevision: m.revision}}},
+		Success: then,
+		Failure: []*pb.RequestOp{get(key)},
+	}}}
 }
 
 // size is what the member takes of a request, in bytes, at most.
@@ -116,35 +131,35 @@ func depth(members []member) int {
 // write sends members as one transaction under the guard. Members must not write
 // the same key. On an error nothing is known of any member: see classOf.
 func (s *Store) write(ctx context.Context, t terms, members []member) ([]settled, seeing, error) {
-	ops := make([]clientv3.Op, 0, len(members)+1)
+	ops := make([]*pb.RequestOp, 0, len(members)+1)
 	for _, m := range members {
 		ops = append(ops, m.op())
 	}
-	ops = append(ops, clientv3.OpGet(layout.Tick))
+	tick := get([]byte(layout.Tick))
+	ops = append(ops, tick)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	sent := s.cfg.Monotonic()
-	resp, err := s.cfg.Client.Txn(ctx).
-		If(t.compares()...).
-		Then(ops...).
-		Else(clientv3.OpGet(layout.Guard), clientv3.OpGet(layout.Tick)).
-		Commit()
+	resp, err := s.txn(ctx, &pb.TxnRequest{
+		Compare: t.compares(), Success: ops,
+		Failure: []*pb.RequestOp{get([]byte(layout.Guard)), tick},
+	})
 	if err != nil {
 		s.commits.refused(depth(members), err)
 		return nil, seeing{}, err
 	}
-	see := seeing{admitted: resp.Succeeded, revision: resp.Header.Revision, sent: sent}
-	if !resp.Succeeded {
-		see.saw, err = sawIn(claim.Seen{}, resp.Responses)
+	see := seeing{admitted: resp.GetSucceeded(), revision: resp.GetHeader().GetRevision(), sent: sent}
+	if !resp.GetSucceeded() {
+		see.saw, err = sawIn(claim.Seen{}, resp.GetResponses())
 		return nil, see, err
 	}
-	see.saw, err = sawIn(claim.Seen{Guard: t.guard}, resp.Responses[len(members):])
+	see.saw, err = sawIn(claim.Seen{Guard: t.guard}, resp.GetResponses()[len(members):])
 	if err != nil {
 		return nil, see, err
 	}
 	out := make([]settled, len(members))
 	for i := range members {
-		nested := resp.Responses[i].GetResponseTxn()
+		nested := resp.GetResponses()[i].GetResponseTxn()
 		if nested.GetSucceeded() {
 			out[i] = settled{written: true}
 			continue
@@ -154,12 +169,22 @@ func (s *Store) write(ctx context.Context, t terms, members []member) ([]settled
 	return out, see, nil
 }
 
+// txn sends a transaction as it is: the client's own builder copies every key and value
+// of it twice, which for a batch is most of what it costs.
+func (s *Store) txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
+	return s.kv.Txn(ctx, req, callOptions...)
+}
+
+// callOptions are the client's own for its transactions.
+// Source: etcd client/v3/options.go.
+var callOptions = []grpc.CallOption{grpc.WaitForReady(true), grpc.MaxCallSendMsgSize(2 << 20), grpc.MaxCallRecvMsgSize(math.MaxInt32)}
+
 // read reads keys flat and linearizably, with the guard and the tick beside them;
 // what it returns may be told only under a view that these match.
 func (s *Store) read(ctx context.Context, keys []string) ([]found, seeing, error) {
-	ops := make([]clientv3.Op, 0, len(keys)+2)
+	ops := make([]*pb.RequestOp, 0, len(keys)+2)
 	for _, key := range keys {
-		ops = append(ops, clientv3.OpGet(key))
+		ops = append(ops, get([]byte(key)))
 	}
 	resp, see, err := s.flat(ctx, ops)
 	if err != nil {
@@ -173,20 +198,20 @@ func (s *Store) read(ctx context.Context, keys []string) ([]found, seeing, error
 }
 
 // flat carries out reads with the guard and the tick beside them.
-func (s *Store) flat(ctx context.Context, ops []clientv3.Op) ([]*pb.ResponseOp, seeing, error) {
+func (s *Store) flat(ctx context.Context, ops []*pb.RequestOp) ([]*pb.ResponseOp, seeing, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	n, sent := len(ops), s.cfg.Monotonic()
-	resp, err := s.cfg.Client.Txn(ctx).Then(append(ops, clientv3.OpGet(layout.Guard), clientv3.OpGet(layout.Tick))...).Commit()
+	resp, err := s.txn(ctx, &pb.TxnRequest{Success: append(ops, get([]byte(layout.Guard)), get([]byte(layout.Tick)))})
 	if err != nil {
 		s.commits.refused(n+2, err)
 		return nil, seeing{}, err
 	}
-	see := seeing{revision: resp.Header.Revision, sent: sent}
-	if see.saw, err = sawIn(claim.Seen{}, resp.Responses[n:]); err != nil {
+	see := seeing{revision: resp.GetHeader().GetRevision(), sent: sent}
+	if see.saw, err = sawIn(claim.Seen{}, resp.GetResponses()[n:]); err != nil {
 		return nil, see, err
 	}
-	return resp.Responses[:n], see, nil
+	return resp.GetResponses()[:n], see, nil
 }
 
 func sawIn(seen claim.Seen, responses []*pb.ResponseOp) (claim.Seen, error) {

@@ -3,6 +3,8 @@ package rediscache
 import (
 	"context"
 	"errors"
+	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -169,26 +171,33 @@ func sameEpochs(a, b *claim.View, slot int) bool {
 
 // ask reads an entry, with all who ask at the same time.
 func (s *shard) ask(ctx context.Context, key string, mark bool) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
-	defer cancel()
 	type answer struct {
 		entry string
 		err   error
 	}
 	answered := make(chan answer, 1)
+	var left atomic.Bool
 	cmd := &command{
-		key: key, args: []any{"GET", key},
-		gone: func() bool { return ctx.Err() != nil },
+		key: key, args: []any{"GET", key}, gone: left.Load,
 		done: func(entry string, err error) { answered <- answer{entry, err} },
 	}
 	if mark {
-		cmd.args = []any{"SET", key, markKind, "NX", "GET", "PX", markFor.Milliseconds()}
+		cmd.args = markArgs(key)
 	}
+	late := time.NewTimer(askWithin)
+	defer late.Stop()
 	s.asks.submit(s.asks.question(cmd))
 	select {
 	case a := <-answered:
 		return a.entry, a.err
+	case <-late.C:
 	case <-ctx.Done():
-		return "", ctx.Err()
 	}
+	left.Store(true)
+	return "", context.DeadlineExceeded
+}
+
+// markArgs leave a mark where there is nothing, and read what there is.
+func markArgs(key string) []any {
+	return []any{"SET", key, markKind, "NX", "GET", "PX", markFor.Milliseconds()}
 }

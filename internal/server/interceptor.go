@@ -161,11 +161,16 @@ func callerOf(ctx context.Context) context.Context {
 func limit(req any) time.Duration {
 	switch r := req.(type) {
 	case *dualcheckv1.BeginRequest:
-		return callMost + min(max(r.GetWait().AsDuration(), 0), claim.MaxWait)
+		return callMost + wait(r)
 	case *dualcheckv1.DeleteNamespaceRequest:
 		return deleteMost
 	}
 	return callMost
+}
+
+// wait is how long a Begin may wait for a key in progress.
+func wait(r *dualcheckv1.BeginRequest) time.Duration {
+	return min(max(r.GetWait().AsDuration(), 0), claim.MaxWait)
 }
 
 // panicked is a panic that was caught.

@@ -72,11 +72,11 @@ func newSessionCall(s *session, m *dualcheckv1.SessionCall, read time.Time) *ses
 	if parent := m.GetTraceparent(); parent != "" {
 		c.Context = propagation.TraceContext{}.Extract(s.ctx, propagation.MapCarrier{"traceparent": parent})
 	}
-	most := callMost
+	most := claim.AnswerWithin // what a store takes
 	switch call := m.GetCall().(type) {
 	case *dualcheckv1.SessionCall_Begin:
 		c.kind, c.name = kindBegin, key{call.Begin.GetNamespace(), call.Begin.GetKey()}
-		most = limit(call.Begin)
+		most += wait(call.Begin)
 		if len(call.Begin.GetLabels()) > 0 {
 			c.bytes += proto.Size(call.Begin)
 		}

@@ -220,9 +220,9 @@ func TestSessionTogetherLastsAsLongAsTheMostPatient(t *testing.T) {
 	})
 	k.send(begin(1, "k"))
 	<-at
-	k.send(timed(begin(2, "k"), 5*time.Second), timed(begin(3, "k"), 20*time.Second), timed(begin(4, "k"), 10*time.Second))
+	k.send(timed(begin(2, "k"), 3*time.Second), timed(begin(3, "k"), 6*time.Second), timed(begin(4, "k"), 4*time.Second))
 	close(letGo)
-	if got := <-left; got < 12*time.Second || got > 20*time.Second {
+	if got := <-left; got < 5*time.Second || got > 6*time.Second {
 		t.Errorf("it may take %v", got)
 	}
 	for id := uint64(1); id <= 4; id++ {

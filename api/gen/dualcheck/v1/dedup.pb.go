@@ -1698,7 +1698,7 @@ type SessionCall struct {
 	//	*SessionCall_Cancel
 	Call isSessionCall_Call `protobuf_oneof:"call"`
 	// How long the caller waits for the answer, from when the server reads this; absent
-	// is 30 s, and what Begin waits.
+	// is 7 s, and what Begin waits.
 	Timeout *durationpb.Duration `protobuf:"bytes,8,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// How often this very call was sent before.
 	RetryCount uint32 `protobuf:"varint,9,opt,name=retry_count,json=retryCount,proto3" json:"retry_count,omitempty"`
