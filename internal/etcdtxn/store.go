@@ -371,10 +371,9 @@ func (s *Store) onRecord(ctx context.Context, b business, decide judge) (conclud
 	// Else it was written by an earlier try than the last, whose bytes are not these.
 	latest := end.written && bytes.Equal(value, end.there.value)
 	switch {
-	case latest: // as it would be read, but for its revision
-		written := *proposed
-		written.Revision = end.there.revision
-		out.record = &written
+	case latest: // as it would be read
+		proposed.Revision = end.there.revision
+		out.record = proposed
 	case end.written:
 		if out.record, err = s.decode(end.there, b.namespace, b.key); err != nil {
 			return out, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -111,6 +112,7 @@ func (l *lane) work(ctx context.Context) {
 	for ctx.Err() == nil {
 		select {
 		case c := <-l.queue:
+			runtime.Gosched() // who asks at the same time goes with it
 			l.send(calls, l.gather(c))
 		case <-ctx.Done():
 		}

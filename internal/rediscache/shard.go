@@ -24,7 +24,7 @@ const (
 	// else is one part with more of them.
 	clusterShards                 = 16
 	clusterAskers, clusterWriters = 2, 1
-	askers, writers               = 4, 2
+	askers, writers               = 2, 2
 
 	// A breaker opens after so many failures in a row, or if half of at least so many
 	// pipelines of the last seconds failed or came late: a few late ones are this node
@@ -147,7 +147,7 @@ func (s *shard) probe(ctx context.Context) {
 func (s *shard) rehearse(ctx context.Context, key string) {
 	entry := stagedEntry(nil)
 	header := bytes.Clone(entry)
-	stamp(header, claim.Sealer{}, key, 1)
+	stamp(header, claim.NewSealer(nil), key, 1)
 	ttl := probeFor.Milliseconds()
 	var fault error
 	steps := []*command{

@@ -31,6 +31,7 @@ type state struct {
 	epoch     claim.ID
 	fenceBase int64
 	secret    []byte
+	sealer    claim.Sealer // of the secret
 	// slots is shared by states between which no slot epoch has moved.
 	slots *[claim.Slots]int64
 	// declared holds the policies by etcd key; effective by name.
@@ -125,7 +126,7 @@ func (s *state) put(key string, kv *mvccpb.KeyValue) error {
 		if err != nil {
 			return err
 		}
-		s.secret = secret
+		s.secret, s.sealer = secret, claim.NewSealer(secret)
 	case strings.HasPrefix(key, layout.SlotEpochs):
 		slot, ok := layout.SlotOf(key)
 		if ok { // else it governs nothing

@@ -34,7 +34,7 @@ func (f *Follower) View() (claim.View, error) {
 		Now:       s.tick.Now(away),
 		Epoch:     s.epoch,
 		FenceBase: s.fenceBase,
-		Sealer:    claim.NewSealer(s.secret),
+		Sealer:    s.sealer,
 		Policies:  s.effective,
 		Default:   f.cfg.Default,
 
