@@ -202,9 +202,11 @@ func (s *session) write() {
 	batch := make([]*call, 0, callsInFrame)
 	var cancels []uint64
 	for {
-		// Those who were answered together ask again together: let them, before the
-		// queue is taken. On an idle client this costs nothing.
-		runtime.Gosched()
+		if s.busy() {
+			// Those who were answered together ask again together: let them, before the
+			// queue is taken.
+			runtime.Gosched()
+		}
 		s.mu.Lock()
 		if s.shut {
 			s.mu.Unlock()
@@ -228,6 +230,13 @@ func (s *session) write() {
 			return
 		}
 	}
+}
+
+// busy reports whether many call at once: one who calls alone is not to wait for others.
+func (s *session) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.pending)+len(s.queue) > 1
 }
 
 // take moves calls out of the queue, under the lock.

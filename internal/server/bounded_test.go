@@ -66,3 +66,29 @@ func TestH27OverloadNeverHoldsUpAFinish(t *testing.T) {
 		t.Errorf("afterwards: %v", err)
 	}
 }
+
+// A namespace that fills the node does not keep the others out: each may have its share.
+func TestTheRoomOfOneNamespaceIsNotTheOthers(t *testing.T) {
+	r := &room{most: 8, of: map[string]int{}}
+	for r.enter("storm") {
+	}
+	if r.total != 8 {
+		t.Errorf("the storm has %d of 8", r.total)
+	}
+	for r.enter("calm") {
+	}
+	if r.of["calm"] == 0 || r.total > 16 {
+		t.Errorf("the calm one has %d, all have %d", r.of["calm"], r.total)
+	}
+	if r.enter("storm") {
+		t.Error("the storm is let in beyond the bound")
+	}
+	for ns, n := range map[string]int{"storm": r.of["storm"], "calm": r.of["calm"]} {
+		for range n {
+			r.leave(ns)
+		}
+	}
+	if r.total != 0 || len(r.of) != 0 {
+		t.Errorf("%d are left of %v", r.total, r.of)
+	}
+}

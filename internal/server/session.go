@@ -382,7 +382,9 @@ func (s *session) write() error {
 	for {
 		select {
 		case <-s.wake:
-			runtime.Gosched() // what is about to be answered goes with it
+			if s.busy() {
+				runtime.Gosched() // what is about to be answered goes with it
+			}
 		case <-leaving:
 			leaving = nil
 			s.drain(true, s.limits.drain)
@@ -411,6 +413,13 @@ func (s *session) write() error {
 			return err
 		}
 	}
+}
+
+// busy reports whether other calls than those that are answered are under way.
+func (s *session) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.calls) > 0
 }
 
 // drain has the client told to go elsewhere.

@@ -172,6 +172,38 @@ var stories = []struct {
 		s.first(10, 1, claim.PreviousNone)
 		s.later(time.Second).first(12, 2, claim.PreviousReleased)
 	}, "G1: fence 12 was given after a release"},
+	{"a release that was refused when it was sent again", func(s *story) {
+		r := refused(finish, s.first(10, 1, claim.PreviousNone).given, claim.ClaimLost)
+		r.class, r.retries = claim.Retryable, 1
+		s.add(at(20*ms, 30*ms, first(12, 2, claim.PreviousReleased)))
+		s.add(at(11*ms, 50*ms, r))
+	}, ""},
+	{"an attempt hidden by a Begin that was sent again", func(s *story) {
+		a := s.first(10, 1, claim.PreviousNone)
+		b := inProgress()
+		b.retries = 1
+		s.add(b)
+		s.add(released(a))
+		s.later(2*time.Second).first(14, 3, claim.PreviousLapsed)
+	}, ""},
+	{"more attempts than were sent", func(s *story) {
+		a := s.first(10, 1, claim.PreviousNone)
+		b := inProgress()
+		b.retries = 1
+		s.add(b)
+		s.add(released(a))
+		s.later(4*time.Second).first(14, 5, claim.PreviousLapsed)
+	}, "G1: attempt 5"},
+	{"an attempt of what surely was not carried out", func(s *story) {
+		s.first(10, 1, claim.PreviousNone)
+		s.later(time.Second).add(&call{op: begin, request: "h@h", reason: claim.StoreUnavailable, never: true})
+		s.later(2*time.Second).first(14, 3, claim.PreviousLapsed)
+	}, "G1: attempt 3"},
+	{"a finish that surely was not carried out", func(s *story) {
+		f := completed(s.first(10, 1, claim.PreviousNone), "a", 11)
+		s.add(&call{op: finish, token: f.token, sent: "a", reason: claim.Draining, never: true, retries: 3})
+		s.replays(f)
+	}, "G3: it shows what a refused finish sent"},
 	{"a first after the finish", func(s *story) {
 		s.completes(s.first(10, 1, claim.PreviousNone), "a", 11)
 		s.later(2*time.Second).first(12, 2, claim.PreviousLapsed)

@@ -102,7 +102,7 @@ func (b *book) enter(c *call) {
 	b.waiting = append(b.waiting, c)
 	switch c.op {
 	case begin:
-		if c.unsure() || c.end-c.start >= slow {
+		if c.late() {
 			b.hidden = append(b.hidden, c)
 			b.requests[c.request] = true
 		}
@@ -202,7 +202,7 @@ var allowed = map[op][]claim.Reason{
 }
 
 func (b *book) judgeCall(c *call) {
-	if c.unsure() {
+	if c.unanswered() {
 		return
 	}
 	if c.reason != "" && !slices.Contains(allowed[c.op], c.reason) {
@@ -519,7 +519,7 @@ func (b *book) mayHide(n int, from, by time.Duration) bool {
 			return true
 		}
 		if c.start < by && c.end+lateMost > from {
-			n--
+			n -= 1 + c.retries // each may have been given one, after the one before has lapsed
 		}
 	}
 	return n <= 0
@@ -579,7 +579,7 @@ func (b *book) show(around *call) string {
 		lines = append(lines, mark+c.String())
 	}
 	for c := range b.flying {
-		lines = append(lines, fmt.Sprintf("  %10.4f   (no answer yet) %s n%d %s %s", c.start.Seconds(), c.who, c.node, c.op, c.request+short(c.token)))
+		lines = append(lines, fmt.Sprintf("  %10.4f   (no answer yet) %s %s %s %s", c.start.Seconds(), c.who, c.by(), c.op, c.request+short(c.token)))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -2,12 +2,14 @@ package robustness
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/dualcheck/dualcheck"
 	"github.com/dualcheck/dualcheck/internal/claim"
 )
 
@@ -53,12 +55,34 @@ type call struct {
 	revision int64
 	source   claim.Source
 	stale    bool
+
+	// retries is how often the SDK sent it again by itself: an answer may be one to a
+	// repeat, and what was sent before may yet arrive.
+	retries int
+	// never: the SDK says that it surely was not carried out.
+	never bool
 }
 
-// unsure tells that a call had no answer: it may have done what it was to do, or may
-// yet do it.
-func (c *call) unsure() bool {
+// by names who was asked: a node, or one of the SDK's clients.
+func (c *call) by() string {
+	if c.node < nodes {
+		return fmt.Sprintf("n%d", c.node)
+	}
+	return fmt.Sprintf("c%d", c.node-nodes)
+}
+
+// unanswered tells that a call had no answer.
+func (c *call) unanswered() bool {
 	return c.reason == claim.StoreUnavailable || c.reason == claim.Draining
+}
+
+// unsure tells that it had none and may have done what it was to do, or may yet do it.
+func (c *call) unsure() bool { return c.unanswered() && !c.never }
+
+// late tells that something of it may be carried out after its answer, or have been
+// before what it was told.
+func (c *call) late() bool {
+	return c.unsure() || !c.never && (c.retries > 0 || c.end-c.start >= slow)
 }
 
 // slow is how long a call takes at most that met no trouble on its way. One that took
@@ -67,9 +91,7 @@ func (c *call) unsure() bool {
 const slow = 200 * time.Millisecond
 
 // without tells that a refused call surely did nothing.
-func (c *call) without() bool {
-	return c.reason != "" && !c.unsure() && c.end-c.start < slow
-}
+func (c *call) without() bool { return c.reason != "" && !c.late() }
 
 // release tells that it is a Fail that frees its key.
 func (c *call) release() bool { return c.op == finish && c.class == claim.Retryable }
@@ -79,7 +101,10 @@ func (c *call) shows() bool { return c.reason == "" && c.state.Finished() }
 
 func (c *call) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%10.4f %10.4f %-5s n%d %-6s", c.start.Seconds(), c.end.Seconds(), c.who, c.node, c.op)
+	fmt.Fprintf(&b, "%10.4f %10.4f %-5s %s %-6s", c.start.Seconds(), c.end.Seconds(), c.who, c.by(), c.op)
+	if c.retries > 0 {
+		fmt.Fprintf(&b, " (sent %d times)", 1+c.retries)
+	}
 	switch c.op {
 	case begin:
 		fmt.Fprintf(&b, " %s", c.request)
@@ -92,8 +117,11 @@ func (c *call) String() string {
 	switch {
 	case c.reason != "":
 		fmt.Fprintf(&b, "%s", c.reason)
-		if c.unsure() {
+		if c.unanswered() {
 			fmt.Fprintf(&b, " (%.80s)", c.message)
+		}
+		if c.never {
+			b.WriteString(" and surely not carried out")
 		}
 		if c.digest != "" {
 			fmt.Fprintf(&b, " digest %.8s", c.digest)
@@ -173,9 +201,9 @@ func (c *call) toldRecord(r *claim.Record, revision int64) {
 	}
 }
 
-// toldGrant takes over a claim.
-func (c *call) toldGrant(g *claim.Grant) {
-	c.given, c.attempt, c.fence, c.left, c.previous = g.Token, g.Attempt, g.Fence, g.Left, g.Previous
+// toldGrant takes over a claim that is held for so long from when the call was sent.
+func (c *call) toldGrant(g *claim.Grant, left time.Duration) {
+	c.given, c.attempt, c.fence, c.left, c.previous = g.Token, g.Attempt, g.Fence, left, g.Previous
 }
 
 // toldError takes over an error.
@@ -183,5 +211,8 @@ func (c *call) toldError(err error) {
 	c.reason = claim.ReasonOf(err)
 	if err != nil {
 		c.message = err.Error()
+	}
+	if e, ok := errors.AsType[*dualcheck.Error](err); ok {
+		c.never = c.unanswered() && !e.MaybeAccepted
 	}
 }

@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/sdktest"
 )
 
 const namespace = "torture"
 
 // cluster is what is tortured, and the record of what it was asked and told.
 type cluster struct {
+	// stores are the nodes, and after them the SDK's clients of all of them.
 	stores []claim.Store
 	keys   []string
 	books  map[string]*book
@@ -37,6 +39,12 @@ func newCluster(keys int, seed uint64, stores ...claim.Store) *cluster {
 type caller struct {
 	*cluster
 	name string
+	// by is which of the stores it asks, below 0: any node.
+	by int
+	// owner is who it says it is.
+	owner string
+	// insists is in how many of a hundred cases it asks again whatever it was told.
+	insists int
 	*rand.Rand
 	made   int
 	tokens []kept // of earlier claims
@@ -45,7 +53,14 @@ type caller struct {
 type kept struct{ key, token string }
 
 func (c *cluster) caller(name string, n int) *caller {
-	return &caller{cluster: c, name: fmt.Sprintf("%s%d", name, n), Rand: rand.New(rand.NewPCG(c.seed, uint64(n)<<8|uint64(name[0])))}
+	name = fmt.Sprintf("%s%d", name, n)
+	return &caller{cluster: c, name: name, by: -1, owner: name, insists: 3, Rand: rand.New(rand.NewPCG(c.seed, uint64(n)<<8|uint64(name[0])))}
+}
+
+// through has it ask by one of the SDK's clients, in the name that this has.
+func (w *caller) through(client int) *caller {
+	w.by, w.owner = nodes+client, fmt.Sprintf("client%d", client)
+	return w
 }
 
 // one tells in how many of a hundred cases something happens.
@@ -71,10 +86,12 @@ func pause(ctx context.Context, d time.Duration) bool {
 func (w *caller) call(ctx context.Context, c *call, patience time.Duration, do func(context.Context, claim.Store)) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	ctx, retries := sdktest.CountRetries(ctx)
 	c.who = w.name
 	b := w.books[c.key]
 	b.sent(c)
 	do(ctx, w.stores[c.node])
+	c.retries = int(retries.Load())
 	b.answered(c)
 	w.stats.count(c)
 }
@@ -87,7 +104,23 @@ func (w *caller) patience() time.Duration {
 	return time.Second
 }
 
-func (w *caller) node() int { return w.IntN(len(w.stores)) }
+// node is whom it asks.
+func (w *caller) node() int {
+	if w.by >= 0 {
+		return w.by
+	}
+	return w.IntN(nodes)
+}
+
+// held is how long a claim is held from when a call was sent: the SDK says until when.
+func (w *caller) held(c *call, s claim.Store, g *claim.Grant) time.Duration {
+	if sdk, ok := s.(*sdktest.Store); ok {
+		if until := sdk.Until(g.Token); !until.IsZero() {
+			return until.Sub(w.start) - c.start
+		}
+	}
+	return g.Left
+}
 
 // key is any, a few of them more often.
 func (w *caller) key() string {
@@ -100,15 +133,19 @@ func (w *caller) key() string {
 func (w *caller) begin(ctx context.Context, key, request string, lease time.Duration) *call {
 	c := &call{op: begin, key: key, node: w.node(), request: request}
 	id, owner, _ := strings.Cut(request, "@")
+	var wait time.Duration // of the SDK's alone
+	if w.one(10) {
+		wait = w.between(20*time.Millisecond, 150*time.Millisecond)
+	}
 	w.call(ctx, c, w.patience(), func(ctx context.Context, s claim.Store) {
-		a, err := s.Begin(ctx, &claim.BeginRequest{Namespace: namespace, Key: key, Operation: "order.import", RequestID: id, Owner: owner, Lease: &lease})
+		a, err := s.Begin(ctx, &claim.BeginRequest{Namespace: namespace, Key: key, Operation: "order.import", RequestID: id, Owner: owner, Lease: &lease, Wait: wait})
 		if c.toldError(err); err != nil {
 			return
 		}
 		c.verdict, c.repeat, c.source, c.revision, c.stale = a.Verdict, a.Repeat, a.Source, a.Revision, a.Stale
 		c.toldRecord(a.Record, a.Revision)
 		if a.Claim != nil {
-			c.toldGrant(a.Claim)
+			c.toldGrant(a.Claim, w.held(c, s, a.Claim))
 		}
 	})
 	return c
@@ -133,7 +170,7 @@ func (w *caller) extend(ctx context.Context, key, token string, lease time.Durat
 		if c.toldError(err); err != nil {
 			return
 		}
-		c.left, c.attempt, c.fence = g.Left, g.Attempt, g.Fence
+		c.left, c.attempt, c.fence = w.held(c, s, g), g.Attempt, g.Fence
 	})
 }
 
@@ -176,7 +213,7 @@ func (w *caller) finish(ctx context.Context, req *claim.FinishRequest) bool {
 			c.source = f.Source
 			c.toldRecord(f.Record, f.Record.Revision)
 		})
-		if !c.unsure() {
+		if !c.unanswered() {
 			return true
 		}
 		if ctx.Err() != nil || w.one(30) {
@@ -194,6 +231,8 @@ func (w *caller) serve(ctx context.Context) {
 			w.get(ctx, key)
 		case n < 18 && len(w.tokens) > 0:
 			w.comeLate(ctx, w.tokens[w.IntN(len(w.tokens))])
+		case n < 24:
+			w.crowd(ctx, key)
 		default:
 			w.ask(ctx, key)
 		}
@@ -213,11 +252,11 @@ func (w *caller) comeLate(ctx context.Context, k kept) {
 // work if it is to.
 func (w *caller) ask(ctx context.Context, key string) {
 	w.made++
-	request := fmt.Sprintf("%s.%d@%s", w.name, w.made, w.name)
+	request := fmt.Sprintf("%s.%d@%s", w.name, w.made, w.owner)
 	lease := time.Second + time.Duration(w.IntN(3))*500*time.Millisecond
 	for range 5 {
 		c := w.begin(ctx, key, request, lease)
-		again := c.unsure() && w.one(80) || w.one(3)
+		again := c.unanswered() && w.one(80) || w.one(w.insists)
 		if c.verdict == claim.First && !again {
 			w.tokens = append(w.tokens, kept{key, c.given})
 			if len(w.tokens) > 20 {
@@ -229,6 +268,20 @@ func (w *caller) ask(ctx context.Context, key string) {
 			return
 		}
 	}
+}
+
+// crowd asks for one key from several threads at once, as where a message was
+// delivered again and again: they may be judged together. Asking again tells whether
+// each was told its own.
+func (w *caller) crowd(ctx context.Context, key string) {
+	var all sync.WaitGroup
+	for i := range 3 + w.IntN(6) {
+		one := w.twin()
+		one.made, one.insists = 1_000_000*(i+1)+w.made, 30
+		all.Go(func() { one.ask(ctx, key) })
+	}
+	all.Wait()
+	w.made++
 }
 
 // work is what the holder of a claim does.
@@ -275,7 +328,7 @@ func (w *caller) work(ctx context.Context, c *call, lease time.Duration) {
 
 // twin is a caller of the same name, with luck of its own.
 func (w *caller) twin() *caller {
-	return &caller{cluster: w.cluster, name: w.name, Rand: rand.New(rand.NewPCG(w.Uint64(), w.Uint64()))}
+	return &caller{cluster: w.cluster, name: w.name, by: w.by, owner: w.owner, insists: w.insists, Rand: rand.New(rand.NewPCG(w.Uint64(), w.Uint64()))}
 }
 
 // operate forgets keys at random until ctx ends, and waits for each answer.

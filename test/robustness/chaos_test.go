@@ -17,6 +17,7 @@ import (
 var kinds = []string{
 	"chaos: Redis flushed", "chaos: Redis master killed", "chaos: Redis failed over", "chaos: Redis lost writes", "chaos: Redis master paused",
 	"chaos: node held from etcd", "chaos: node cut from etcd", "chaos: etcd leader moved",
+	"chaos: client cut from a node", "chaos: client held from a node", "chaos: answers lost", "chaos: server drained", "chaos: server cut off",
 	"tampered: garbage", "tampered: bits", "tampered: swapped", "tampered: old brought back", "tampered: old under a new name", "tampered: stage made confirmed", "tampered: no expiry",
 }
 

@@ -48,6 +48,15 @@ func (t *tally) count(c *call) {
 		t.begins[step]++
 	}
 	t.mu.Unlock()
+	if c.retries > 0 {
+		t.add("sent again by the SDK")
+		if c.verdict == claim.First && c.repeat {
+			t.add("sent again by the SDK, and told FIRST as a repeat")
+		}
+	}
+	if c.never {
+		t.add("surely not carried out")
+	}
 	switch {
 	case c.reason != "":
 		t.add(fmt.Sprintf("%s %s", c.op, c.reason))
@@ -85,6 +94,7 @@ func (t *tally) missing() []string {
 		"replay from Redis", "replay from etcd", "Begin IN_PROGRESS from etcd",
 		"Finish ok STATE_SUCCEEDED", "Finish ok STATE_FAILED", "Finish ok STATE_RELEASED",
 		"Finish CLAIM_LOST", "Finish ALREADY_FINISHED", "Extend ok",
+		"sent again by the SDK", "sent again by the SDK, and told FIRST as a repeat",
 	}, kinds...) {
 		if t.of(what) == 0 {
 			none = append(none, what)

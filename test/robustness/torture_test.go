@@ -11,11 +11,13 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/dualcheck/dualcheck"
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/etcdtest"
 	"github.com/dualcheck/dualcheck/internal/nodetest"
 	"github.com/dualcheck/dualcheck/internal/rediscache"
 	"github.com/dualcheck/dualcheck/internal/redistest"
+	"github.com/dualcheck/dualcheck/internal/sdktest"
 )
 
 var (
@@ -35,7 +37,9 @@ func (silence) Printf(context.Context, string, ...any) {}
 
 const (
 	nodes     = 3
-	workers   = 64
+	clients   = 8  // of the SDK, of all nodes each
+	workers   = 64 // over the clients
+	insiders  = 16 // who ask the nodes themselves
 	operators = 16
 	thieves   = 3
 	keys      = 50
@@ -45,7 +49,9 @@ const (
 
 // C67, G1 to G6: Redis is flushed, killed, failed over with lost writes, stopped,
 // filled with garbage and with what it held before, nodes lose etcd and find it
-// again; only how long answers take is different for it.
+// again, clients lose nodes in the midst of a call, servers drain and are cut off; only
+// how long answers take is different for it. 64 callers ask through the SDK's sessions,
+// and others beside them.
 func TestTorture(t *testing.T) {
 	if *seed == 0 {
 		*seed = rand.Uint64()
@@ -68,6 +74,21 @@ func TestTorture(t *testing.T) {
 		})
 		all, stores, links = append(all, n), append(stores, n), append(links, link)
 	}
+	var servers []*sdktest.Server
+	for _, n := range all {
+		servers = append(servers, sdktest.Serve(t, n, n.Follower.Ready))
+	}
+	var ways [][]*redistest.Proxy // by client, then by node
+	for i := range clients {
+		var way []*redistest.Proxy
+		var addrs []string
+		for _, s := range servers {
+			p := redistest.NewProxy(t, s.Addr())
+			way, addrs = append(way, p), append(addrs, p.Addr())
+		}
+		ways = append(ways, way)
+		stores = append(stores, sdktest.Open(t, addrs, dualcheck.WithStreams(1+i%2)))
+	}
 	c := newCluster(keys, *seed, stores...)
 
 	// Calls end with enough, chaos before them, and the judge last of all.
@@ -82,7 +103,10 @@ func TestTorture(t *testing.T) {
 	})
 	t.Cleanup(end)
 	for i := range workers {
-		running.Go(func() { c.caller("w", i).serve(enough) })
+		running.Go(func() { c.caller("w", i).through(i % clients).serve(enough) })
+	}
+	for i := range insiders {
+		running.Go(func() { c.caller("in", i).serve(enough) })
 	}
 	for i := range operators {
 		running.Go(func() { c.caller("op", i).operate(enough) })
@@ -92,6 +116,10 @@ func TestTorture(t *testing.T) {
 		running.Go(func() { h.tamper(enough) })
 	}
 	running.Go(func() { c.caller("links", 0).breakLinks(enough, t, etcd, links) })
+	for i := range 4 {
+		running.Go(func() { c.caller("ways", i).breakWays(enough, ways[2*i:2*i+2]) })
+	}
+	running.Go(func() { c.caller("servers", 0).breakServers(enough, t, servers) })
 	running.Go(func() {
 		for pause(enough, 250*time.Millisecond) {
 			took := time.Since(c.start)
@@ -135,11 +163,11 @@ func TestTorture(t *testing.T) {
 	}
 }
 
-// lookAtAll asks each node for each key once more.
+// lookAtAll asks each node for each key once more, and by each client.
 func (c *cluster) lookAtAll() {
 	w := c.caller("last", 0)
 	for _, key := range c.keys {
-		for range 2 * len(c.stores) {
+		for w.by = range c.stores {
 			w.get(context.Background(), key)
 			w.begin(context.Background(), key, "last@last", time.Second)
 		}
