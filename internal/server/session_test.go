@@ -335,8 +335,8 @@ func TestSessionDeadlines(t *testing.T) {
 	})
 	k := w.open(t, t.Context())
 	for i, c := range []struct{ wait, timeout, want time.Duration }{
-		{want: callMost}, {wait: time.Second, want: callMost + time.Second}, {timeout: time.Second, want: time.Second},
-		{timeout: time.Hour, want: callMost}, {timeout: 35 * time.Second, wait: 10 * time.Second, want: 35 * time.Second},
+		{want: claim.AnswerWithin}, {wait: time.Second, want: claim.AnswerWithin + time.Second}, {timeout: time.Second, want: time.Second},
+		{timeout: time.Hour, want: claim.AnswerWithin}, {timeout: 15 * time.Second, wait: 10 * time.Second, want: 15 * time.Second},
 	} {
 		call := begin(uint64(i), fmt.Sprintf("k%d", i))
 		if c.timeout > 0 {

@@ -198,6 +198,7 @@ func (s *session) serveTogether(group []*sessionCall) (next *sessionCall) {
 				enough := c.waits()
 				s.crew.Go(func() { s.waitOn(c, req, b.Answer, enough) })
 			default:
+				s.awaitSent()
 				tell(s.d.begun(req, b.Answer), nil)
 			}
 		}
@@ -207,6 +208,16 @@ func (s *session) serveTogether(group []*sessionCall) (next *sessionCall) {
 		tell(nil, err)
 	}
 	return next
+}
+
+// awaitSent returns when the client has read most of what is large: many who ask for one
+// large result are told one after another, as it reads.
+func (s *session) awaitSent() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for !s.closed && s.out.bytes+s.out.reserved > s.limits.recordBytes/2 {
+		s.room.Wait()
+	}
 }
 
 // waitOn answers a Begin that waits, for which it no longer matters whose turn it is.

@@ -82,7 +82,8 @@ func TestH36BeginsTogetherThatWait(t *testing.T) {
 	<-at
 	wrong := begin(4, "k")
 	wrong.GetBegin().RequestId = string(make([]byte, 200))
-	k.send(begin(3, "k"), wrong, patient(5, "k"), patient(6, "k"), complete1(7, "k", token), begin(8, "k"))
+	k.send(begin(3, "k"), wrong, patient(5, "k"), patient(6, "k"), complete1(7, "k", token), begin(8, "k"), look(9, "none"))
+	k.answer(9) // all before it were read
 	close(letGo)
 	k.close()
 	all, err := k.rest()
@@ -125,7 +126,8 @@ func TestSessionPanicTogether(t *testing.T) {
 	})
 	k.send(begin(1, "k"))
 	<-at
-	k.send(begin(2, "k"), begin(3, "k"), begin(4, "k"))
+	k.send(begin(2, "k"), begin(3, "k"), begin(4, "k"), look(5, "none"))
+	k.answer(5) // all before it were read
 	close(letGo)
 	k.answer(1)
 	for id := uint64(2); id <= 4; id++ {
@@ -133,8 +135,8 @@ func TestSessionPanicTogether(t *testing.T) {
 			t.Errorf("%d: %v", id, got)
 		}
 	}
-	k.send(begin(5, "k"))
-	if got := k.answer(5).GetBegin().GetVerdict(); got != dualcheckv1.Verdict_VERDICT_IN_PROGRESS {
+	k.send(begin(6, "k"))
+	if got := k.answer(6).GetBegin().GetVerdict(); got != dualcheckv1.Verdict_VERDICT_IN_PROGRESS {
 		t.Errorf("after the panic: %v", got)
 	}
 }
@@ -220,7 +222,8 @@ func TestSessionTogetherLastsAsLongAsTheMostPatient(t *testing.T) {
 	})
 	k.send(begin(1, "k"))
 	<-at
-	k.send(timed(begin(2, "k"), 3*time.Second), timed(begin(3, "k"), 6*time.Second), timed(begin(4, "k"), 4*time.Second))
+	k.send(timed(begin(2, "k"), 3*time.Second), timed(begin(3, "k"), 6*time.Second), timed(begin(4, "k"), 4*time.Second), look(5, "none"))
+	k.answer(5) // all before it were read
 	close(letGo)
 	if got := <-left; got < 5*time.Second || got > 6*time.Second {
 		t.Errorf("it may take %v", got)
