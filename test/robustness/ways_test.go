@@ -36,8 +36,11 @@ func (w *caller) breakWays(ctx context.Context, ways [][]*redistest.Proxy) {
 				p.HoldAnswers()
 			}
 			pause(ctx, w.between(50*time.Millisecond, 500*time.Millisecond))
-			for _, p := range way {
-				p.Cut()
+			late := w.IntN(len(way)) // there they only come late: it can be asked at once
+			for i, p := range way {
+				if i != late {
+					p.Cut()
+				}
 				p.Release()
 				p.Mend()
 			}
