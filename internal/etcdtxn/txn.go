@@ -3,12 +3,10 @@ package etcdtxn
 import (
 	"context"
 	"fmt"
-	"math"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	"google.golang.org/grpc"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
@@ -29,13 +27,6 @@ type put struct {
 	key    string
 	value  []byte
 	remove bool
-}
-
-func (p put) op(key []byte) *pb.RequestOp {
-	if p.remove {
-		return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: key}}}
-	}
-	return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: key, Value: p.value}}}
 }
 
 func get(key []byte) *pb.RequestOp {
@@ -89,25 +80,6 @@ func (t terms) compares() []*pb.Compare {
 	}
 }
 
-// op is the member as etcd is sent it.
-func (m member) op() *pb.RequestOp {
-	key := []byte(m.key)
-	then := make([]*pb.RequestOp, len(m.puts))
-	for i, p := range m.puts {
-		at := key
-		if p.key != m.key {
-			at = []byte(p.key)
-		}
-		then[i] = p.op(at)
-	}
-	return &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: &pb.TxnRequest{
-		// An absent key has revision 0.
-		Compare: []*pb.Compare{{Target: pb.Compare_MOD, Result: pb.Compare_EQUAL, Key: key, TargetUnion: &pb.Compare_ModRevision{ModRevision: m.revision}}},
-		Success: then,
-		Failure: []*pb.RequestOp{get(key)},
-	}}}
-}
-
 // size is what the member takes of a request, in bytes, at most.
 func (m member) size() int {
 	n := memberBytes + 2*len(m.key)
@@ -131,53 +103,48 @@ func depth(members []member) int {
 // write sends members as one transaction under the guard. Members must not write
 // the same key. On an error nothing is known of any member: see classOf.
 func (s *Store) write(ctx context.Context, t terms, members []member) ([]settled, seeing, error) {
-	ops := make([]*pb.RequestOp, 0, len(members)+1)
-	for _, m := range members {
-		ops = append(ops, m.op())
-	}
-	tick := get([]byte(layout.Tick))
-	ops = append(ops, tick)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	tick := get([]byte(layout.Tick))
 	sent := s.cfg.Monotonic()
-	resp, err := s.txn(ctx, &pb.TxnRequest{
-		Compare: t.compares(), Success: ops,
-		Failure: []*pb.RequestOp{get([]byte(layout.Guard)), tick},
-	})
+	answer, err := s.sendBatch(ctx, &pb.TxnRequest{Compare: t.compares(), Failure: []*pb.RequestOp{get([]byte(layout.Guard)), tick}}, members, tick)
 	if err != nil {
 		s.commits.refused(depth(members), err)
 		return nil, seeing{}, err
 	}
-	see := seeing{admitted: resp.GetSucceeded(), revision: resp.GetHeader().GetRevision(), sent: sent}
-	if !resp.GetSucceeded() {
-		see.saw, err = sawIn(claim.Seen{}, resp.GetResponses())
+	see := seeing{admitted: answer.succeeded, revision: answer.revision, sent: sent}
+	seen, reads := claim.Seen{}, answer.responses
+	if answer.succeeded {
+		if len(reads) != len(members)+1 {
+			return nil, see, errAnswer
+		}
+		seen, reads = claim.Seen{Guard: t.guard}, reads[len(members):]
+	}
+	ops, err := responseOps(reads)
+	if err != nil {
 		return nil, see, err
 	}
-	see.saw, err = sawIn(claim.Seen{Guard: t.guard}, resp.GetResponses()[len(members):])
-	if err != nil {
+	if see.saw, err = sawIn(seen, ops); err != nil || !see.admitted {
 		return nil, see, err
 	}
 	out := make([]settled, len(members))
 	for i := range members {
-		nested := resp.GetResponses()[i].GetResponseTxn()
-		if nested.GetSucceeded() {
-			out[i] = settled{written: true}
+		if nestedSucceeded(answer.responses[i]) {
+			out[i].written = true
 			continue
 		}
-		out[i] = settled{there: firstOf(nested.GetResponses()[0].GetResponseRange().GetKvs())}
+		nested, err := responseOps(answer.responses[i : i+1])
+		if err != nil {
+			return nil, see, err
+		}
+		lost := nested[0].GetResponseTxn().GetResponses()
+		if len(lost) == 0 {
+			return nil, see, errAnswer
+		}
+		out[i].there = firstOf(lost[0].GetResponseRange().GetKvs())
 	}
 	return out, see, nil
 }
-
-// txn sends a transaction as it is: the client's own builder copies every key and value
-// of it twice, which for a batch is most of what it costs.
-func (s *Store) txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
-	return s.kv.Txn(ctx, req, callOptions...)
-}
-
-// callOptions are the client's own for its transactions.
-// Source: etcd client/v3/options.go.
-var callOptions = []grpc.CallOption{grpc.WaitForReady(true), grpc.MaxCallSendMsgSize(2 << 20), grpc.MaxCallRecvMsgSize(math.MaxInt32)}
 
 // read reads keys flat and linearizably, with the guard and the tick beside them;
 // what it returns may be told only under a view that these match.
@@ -202,7 +169,7 @@ func (s *Store) flat(ctx context.Context, ops []*pb.RequestOp) ([]*pb.ResponseOp
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	n, sent := len(ops), s.cfg.Monotonic()
-	resp, err := s.txn(ctx, &pb.TxnRequest{Success: append(ops, get([]byte(layout.Guard)), get([]byte(layout.Tick)))})
+	resp, err := s.kv.Txn(ctx, &pb.TxnRequest{Success: append(ops, get([]byte(layout.Guard)), get([]byte(layout.Tick)))}, callOptions...)
 	if err != nil {
 		s.commits.refused(n+2, err)
 		return nil, seeing{}, err
