@@ -61,12 +61,14 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, reqs []*claim.B
 	lease := time.Duration(0)
 	if c.written {
 		lease = c.record.LeaseUntil.Sub(c.record.Claimed)
-		c, err = s.renewed(ctx, name, lease, c)
-		if errors.Is(err, errTakenAway) {
-			return nil, true, nil
-		}
-		if err != nil {
-			return nil, false, err
+		if claim.Renew(c.record, lease, s.elapsed(c.outcome)) != nil {
+			c, err = s.renewed(ctx, name, lease, c)
+			if errors.Is(err, errTakenAway) {
+				return nil, true, nil
+			}
+			if err != nil {
+				return nil, false, err
+			}
 		}
 		s.remember(name, c)
 	}

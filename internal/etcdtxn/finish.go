@@ -31,7 +31,7 @@ func (s *Store) Finish(ctx context.Context, req *claim.FinishRequest) (claim.Fou
 		if err != nil {
 			return claim.Found{}, err
 		}
-		s.claims.Remove(name.Key)
+		s.claims.remove(name.Key)
 		if c.written && c.record.State.Finished() && began != 0 {
 			s.took(req.Namespace, c.now.Sub(began))
 		}

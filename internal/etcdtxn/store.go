@@ -97,7 +97,7 @@ type Store struct {
 	log *slog.Logger
 
 	// claims are those this node gave, by etcd key: a finish needs no read.
-	claims *lru.Cache[string, remembered]
+	claims claims
 	// known are keys that were found to have a record: a repeat is likely, so they are
 	// read first.
 	known known
@@ -183,6 +183,40 @@ type remembered struct {
 	there      found
 }
 
+// claims are those that a node gave. They are kept in two generations: once as many as
+// are to be kept are in the younger, the elder is dropped. A claim is asked for once, soon
+// or never, so that an order of use would cost more than it tells.
+type claims struct {
+	mu             sync.Mutex
+	younger, elder map[string]remembered
+}
+
+func (c *claims) add(key string, r remembered) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.younger) >= rememberedClaims || c.younger == nil {
+		c.younger, c.elder = make(map[string]remembered, len(c.younger)), c.younger
+	}
+	c.younger[key] = r
+}
+
+func (c *claims) get(key string) (remembered, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r, ok := c.younger[key]; ok {
+		return r, true
+	}
+	r, ok := c.elder[key]
+	return r, ok
+}
+
+func (c *claims) remove(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.younger, key)
+	delete(c.elder, key)
+}
+
 // metMark is when this node first met a held mark.
 type metMark struct {
 	revision int64
@@ -215,7 +249,6 @@ func New(cfg Config) *Store {
 		seldomFull: rate.Sometimes{Interval: 10 * time.Second}, seldomUndated: rate.Sometimes{Interval: 10 * time.Second},
 	}
 	s.closing, s.abandon = context.WithCancel(context.Background())
-	s.claims = mustLRU[remembered](rememberedClaims)
 	s.commits.busy, s.commits.ops = map[string]*proposal{}, usualOps
 	s.flights.next, s.flights.flying = map[string]*flight{}, map[string]bool{}
 	s.marks = mustLRU[metMark](rememberedMarks)
@@ -421,13 +454,13 @@ func (s *Store) moment(v *claim.View, now claim.Instant, namespace string, id cl
 // conditional write.
 func (s *Store) remember(name layout.Name, c concluded) {
 	if c.view.Generation != 0 && len(c.there.value) <= rememberedBytes {
-		s.claims.Add(name.Key, remembered{c.view.Generation, c.record.ClaimID, c.there})
+		s.claims.add(name.Key, remembered{c.view.Generation, c.record.ClaimID, c.there})
 	}
 }
 
 // recall returns a claim that this node gave, as a guess; nil if it remembers none.
 func (s *Store) recall(name layout.Name, id claim.ID) *guess {
-	if got, ok := s.claims.Get(name.Key); ok && got.id == id {
+	if got, ok := s.claims.get(name.Key); ok && got.id == id {
 		return &guess{got.there, got.generation}
 	}
 	return nil

@@ -75,7 +75,7 @@ func (d *dedup) stopping() error {
 // begun counts an answer and tells it.
 func (d *dedup) begun(req *claim.BeginRequest, a claim.Answer) *dualcheckv1.BeginResponse {
 	m := beginResponse(&a, time.Now())
-	d.metrics.Begin(req.Namespace, m.GetVerdict().String(), m.GetSource().String())
+	d.metrics.Begin(req.Namespace, dualcheckv1.Verdict_name[int32(m.GetVerdict())], dualcheckv1.Source_name[int32(m.GetSource())])
 	return m
 }
 
