@@ -27,7 +27,7 @@ run: build redis-if-possible ## build, then run everything from nothing: etcd, R
 
 .PHONY: build
 build: go-toolchain ## build dist/dualcheck
-	go build -trimpath -ldflags '$(LDFLAGS)' -o dist/dualcheck ./cmd/dualcheck
+	@go build -trimpath -ldflags '$(LDFLAGS)' -o dist/dualcheck ./cmd/dualcheck
 
 .PHONY: test
 test: go-toolchain c-compiler redis-server ## all tests, under the race detector
@@ -79,11 +79,11 @@ torture: go-toolchain c-compiler redis-server ## five minutes of faults at rando
 
 .PHONY: bench
 bench: build bench-build bench-rivals ## dualcheck beside what would be used instead of it (ARGS="--suite goals")
-	./dist/dualcheck bench $(ARGS)
+	@./dist/dualcheck bench $(ARGS)
 
 .PHONY: bench-build
 bench-build: go-toolchain
-	cd bench && go build -trimpath -o ../dist/dualcheck-bench .
+	@cd bench && go build -trimpath -o ../dist/dualcheck-bench .
 
 # What is missing is installed where that is possible; what is not there is not measured,
 # and the bench says so. Debian would start servers of its own: they are told not to.

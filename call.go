@@ -261,6 +261,9 @@ func (c *Client) Get(ctx context.Context, key Key, opts ...CallOption) (*Stored,
 	return stored, nil
 }
 
+// unreachableWait is how long is waited at most before a server is dialled again.
+const unreachableWait = 500 * time.Millisecond
+
 // untilDeadline is a number of tries without end: the deadline ends them.
 const untilDeadline = 1 << 30
 
@@ -281,10 +284,16 @@ func (c *Client) send(ctx context.Context, cl *call, tries int) *Error {
 		}
 		cl.doubt = cl.doubt || e.MaybeAccepted || e.Reason == ErrStoreUnavailable
 		next, wait := again(e), pause(n, e.RetryAfter)
+		// Where nothing could be sent there was no try: it goes on for as long as the
+		// caller has said that it waits.
+		unsent := e.Reason == ErrUnreachable && !end.IsZero()
+		if unsent {
+			wait = min(wait, unreachableWait)
+		}
 		if next != never && ctx.Err() != nil {
 			next, e = never, contextError(ctx, e)
 		}
-		if next == never || n >= tries || !end.IsZero() && time.Until(end) <= wait {
+		if next == never || n >= tries && !unsent || !end.IsZero() && time.Until(end) <= wait {
 			e.Tries, e.MaybeAccepted = n, cl.doubt
 			return e
 		}

@@ -56,6 +56,8 @@ type server struct {
 	unary, ready atomic.Bool
 	// failed is why it cannot be reached: nil while it can, or while that is not known.
 	failed atomic.Pointer[Error]
+	// dialled is when redial last had it dialled, as Unix time in nanoseconds.
+	dialled atomic.Int64
 }
 
 const (
@@ -233,6 +235,9 @@ func (c *Client) await(ctx context.Context, changes <-chan struct{}) *Error {
 		}
 	}
 	if failed != nil {
+		for _, s := range c.servers {
+			s.redial()
+		}
 		return &Error{Reason: ErrUnreachable, Code: codes.Unavailable, Message: "no server can be reached: " + failed.Message, cause: failed}
 	}
 	select {
@@ -269,6 +274,15 @@ func (s *server) down(e *Error) {
 		s.client.log.Debug("server cannot be reached", slog.String("server", s.addr), slog.String("error", e.Message))
 	}
 	s.client.change()
+}
+
+// redial has the next try of the connection come at once, should it be waiting: gRPC's
+// own pauses grow while nobody calls, and a server that is back would be told of late.
+func (s *server) redial() {
+	now, last := time.Now().UnixNano(), s.dialled.Load()
+	if now-last >= int64(firstPause) && s.dialled.CompareAndSwap(last, now) {
+		s.conn.ResetConnectBackoff()
+	}
 }
 
 // connected waits until the server is connected and healthy; false: the Client ends.

@@ -22,6 +22,8 @@ const (
 	// tooLate is how much time is not worth another Begin: a server that waits answers
 	// 100 ms before the deadline.
 	tooLate = 150 * time.Millisecond
+	// answerTime is what the last Begin of all is given.
+	answerTime = 30 * time.Millisecond
 	// finishGrace is for how long a finish goes on though its caller's context ended.
 	finishGrace = 10 * time.Second
 	// lastWords is how long a panic is held up to report it.
@@ -44,6 +46,9 @@ const (
 // Errors besides: *FailureError for a failure of an earlier run, *VerdictError where
 // nobody may run it, *StoreError if the result could not be stored, *Error.
 func (c *Client) Do(ctx context.Context, key Key, work Work, opts ...CallOption) (Result, error) {
+	if work == nil {
+		return Result{}, invalid(ErrRequestInvalid, "work", "there is no work to do")
+	}
 	o := gather(opts)
 	out, e := c.claim(ctx, &key, o)
 	if e != nil {
@@ -58,6 +63,9 @@ func (c *Client) Do(ctx context.Context, key Key, work Work, opts ...CallOption)
 	err := out.Err()
 	if v, ok := errors.AsType[*VerdictError](err); ok && v.Verdict == InProgress {
 		v.cause = ctx.Err()
+		if deadline, ok := ctx.Deadline(); ok && v.cause == nil && time.Until(deadline) <= answerTime {
+			v.cause = context.DeadlineExceeded // there is no time to ask again
+		}
 	}
 	return Result{}, err
 }
@@ -71,10 +79,13 @@ func (c *Client) claim(ctx context.Context, key *Key, o callOptions) (*Outcome, 
 	if deadline, ok := ctx.Deadline(); ok && (end.IsZero() || deadline.Before(end)) {
 		end = deadline
 	}
-	for {
+	for last := false; ; {
 		o.waits, o.wait = true, longestAsk
 		if !end.IsZero() {
 			o.wait = min(max(time.Until(end), 0), longestAsk)
+		}
+		if last {
+			o.wait = 0
 		}
 		out, e := c.ask(ctx, key, &o)
 		if e != nil || out.Verdict != InProgress {
@@ -83,8 +94,13 @@ func (c *Client) claim(ctx context.Context, key *Key, o callOptions) (*Outcome, 
 		wait := min(max(out.RetryAfter, time.Millisecond), time.Second)
 		if !end.IsZero() {
 			left := time.Until(end)
-			if left <= tooLate {
+			if last {
 				return out, nil
+			}
+			// A server that waits answers early; what is finished meanwhile is asked for
+			// once more, as late as there is time for an answer.
+			if last = left <= tooLate; last {
+				left = max(left-answerTime, 0)
 			}
 			wait = min(wait, left)
 		}

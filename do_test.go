@@ -210,7 +210,11 @@ func TestAClaimThatWasWaitedForIsExtendedBeforeItsWork(t *testing.T) {
 		}
 		lost.Store(true)
 		before := len(f.calls())
-		if _, err := c.Do(t.Context(), k("a"), nil); !errors.Is(err, ErrClaimLost) {
+		unused := func(context.Context, *Claim) (Result, error) { return Result{}, errors.New("it ran") }
+		if _, err := c.Do(t.Context(), k("a"), nil); !errors.Is(err, ErrRequestInvalid) {
+			t.Errorf("without work: %v", err)
+		}
+		if _, err := c.Do(t.Context(), k("a"), unused); !errors.Is(err, ErrClaimLost) {
 			t.Errorf("got %v", err)
 		}
 		calls := f.calls()[before:]
@@ -266,13 +270,17 @@ func TestDoWaitsForOthersUntilItsContextEnds(t *testing.T) {
 			t.Errorf("after %v: %v", took, err)
 		}
 		ids := map[string]bool{}
-		for _, call := range f.calls() {
+		for i, call := range f.calls() {
 			ids[call.GetBegin().GetRequestId()] = true
-			if w := call.GetBegin().GetWait().AsDuration(); w <= 0 || w > 30*time.Second {
+			// The last asks once more what has become of it.
+			if w := call.GetBegin().GetWait().AsDuration(); w < 0 || w > 30*time.Second || w == 0 && i+1 < len(f.calls()) {
 				t.Errorf("a wait of %v", w)
 			}
 		}
-		if n := len(f.calls()); n < 3 || n > 6 || len(ids) != n {
+		if took := time.Since(began); took < 89*time.Second || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("after %v: %v", took, err)
+		}
+		if n := len(f.calls()); n < 3 || n > 7 || len(ids) != n {
 			t.Errorf("%d calls, %d request ids", n, len(ids))
 		}
 		if _, err := c.Do(t.Context(), k("a"), never, Wait(0)); !errors.Is(err, ErrInProgress) {
@@ -282,6 +290,29 @@ func TestDoWaitsForOthersUntilItsContextEnds(t *testing.T) {
 		time.AfterFunc(time.Second, leave)
 		if _, err := c.Do(gone, k("a"), never); !errors.Is(err, context.Canceled) {
 			t.Errorf("cancelled: %v", err)
+		}
+	})
+}
+
+// What is finished in the last moments of a context is not missed.
+func TestDoHasWhatIsFinishedJustInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		_, c := inMemory(t, func(s *fakeSession, call *dualcheckv1.SessionCall) error {
+			answer := func() {
+				b := &dualcheckv1.BeginResponse{Verdict: dualcheckv1.Verdict_VERDICT_IN_PROGRESS, RetryAfter: durationpb.New(300 * time.Millisecond)}
+				if time.Since(began) >= 450*time.Millisecond {
+					b = &dualcheckv1.BeginResponse{Verdict: dualcheckv1.Verdict_VERDICT_REPLAY, Record: &dualcheckv1.Record{Result: &dualcheckv1.Result{Code: 7}}}
+				}
+				_ = s.answer(&dualcheckv1.SessionAnswer{Id: call.GetId(), Answer: &dualcheckv1.SessionAnswer_Begin{Begin: b}})
+			}
+			time.AfterFunc(max(call.GetBegin().GetWait().AsDuration()-100*time.Millisecond, 0), answer)
+			return nil
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		if r, err := c.Do(ctx, k("a"), func(context.Context, *Claim) (Result, error) { return Result{}, errors.New("it ran") }); err != nil || r.Code != 7 {
+			t.Errorf("after %v: %+v, %v", time.Since(began), r, err)
 		}
 	})
 }

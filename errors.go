@@ -275,7 +275,7 @@ func (e *VerdictError) sentinel() error {
 }
 
 // StoreError is work that was done, or failed, and could not be reported. Its claim
-// still holds: repeat Complete or Fail with it, for the key is as if the work ran on.
+// may still hold (see LeaseLeft): repeat Complete or Fail with it.
 // With ErrClaimLost or ErrAlreadyFinished what was done must not count.
 type StoreError struct {
 	Claim *Claim

@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -73,7 +76,24 @@ func (c *config) validate(servers []string) error {
 		if s == "" || seen[s] {
 			return fmt.Errorf("dualcheck: server %q is named twice or not at all", s)
 		}
+		if err := address(s); err != nil {
+			return err
+		}
 		seen[s] = true
+	}
+	return nil
+}
+
+// address refuses what cannot be dialled: gRPC would say so with the first call, or take
+// port 443.
+func address(s string) error {
+	if scheme, _, named := strings.Cut(s, "://"); named && scheme != "http" && scheme != "https" || strings.HasPrefix(s, "unix:") {
+		return nil // a resolver of gRPC's, such as dns:///dualcheck:7070
+	}
+	host, port, err := net.SplitHostPort(s)
+	n, bad := strconv.ParseUint(port, 10, 16)
+	if err != nil || bad != nil || n == 0 || host == "" || strings.ContainsAny(host, " ,/") {
+		return fmt.Errorf("dualcheck: %q is no address of a server: write host:port, 7070 unless you have chosen another", s)
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ func TestALifeAgainstAServer(t *testing.T) {
 		}
 		other := key
 		other.Fingerprint = bytes.Repeat([]byte{1}, 32)
-		_, err = client.Do(ctx, other, nil)
+		_, err = client.Do(ctx, other, never(t))
 		if v, ok := errors.AsType[*dualcheck.VerdictError](err); !ok || !errors.Is(err, dualcheck.ErrConflict) || v.KeyAction != dualcheck.Rotate {
 			t.Errorf("another request: %v", err)
 		}
@@ -112,7 +112,7 @@ func TestC36AFailureComesBackTyped(t *testing.T) {
 		if _, err := client.Fail(ctx, out.Claim, dualcheck.Failure{Class: dualcheck.ClassTerminal, Code: int32(codes.ResourceExhausted), Message: "no", Details: []*anypb.Any{detail}}); err != nil {
 			t.Fatal(err)
 		}
-		_, err = client.Do(ctx, key, nil)
+		_, err = client.Do(ctx, key, never(t))
 		failed, ok := errors.AsType[*dualcheck.FailureError](err)
 		if !ok || failed.Class != dualcheck.ClassTerminal || failed.Details[0].GetTypeUrl() != detail.TypeUrl || !bytes.Equal(failed.Details[0].GetValue(), detail.Value) {
 			t.Fatalf("got %v", err)
@@ -203,5 +203,30 @@ func TestAServerThatStopsLosesNoFinish(t *testing.T) {
 	}
 	if _, err := client.Begin(t.Context(), key); !errors.Is(err, dualcheck.ErrUnreachable) {
 		t.Errorf("nobody is there: %v", err)
+	}
+}
+
+// never is work that must not run.
+func never(t *testing.T) dualcheck.Work {
+	return func(context.Context, *dualcheck.Claim) (dualcheck.Result, error) {
+		t.Error("the work ran")
+		return dualcheck.Result{}, nil
+	}
+}
+
+func TestNewRefusesWhatIsNoAddress(t *testing.T) {
+	for _, addr := range []string{"localhost", "http://localhost:7070", "localhost:abc", "localhost:99999", "localhost:0", " localhost:7070", "a:1,b:2", ":7070"} {
+		if c, err := dualcheck.New([]string{addr}); err == nil {
+			t.Errorf("%q is taken", addr)
+			c.Close()
+		}
+	}
+	for _, addr := range []string{"localhost:7070", "127.0.0.1:1", "[::1]:7070", "dns:///localhost:7070", "unix:/run/dualcheck"} {
+		c, err := dualcheck.New([]string{addr})
+		if err != nil {
+			t.Errorf("%q: %v", addr, err)
+			continue
+		}
+		c.Close()
 	}
 }

@@ -221,8 +221,16 @@ func (f *flags) run(ctx context.Context, out, talk io.Writer) (err error) {
 		return err
 	}
 	seen.done()
-	return f.show(out, report, report.Table)
+	if err := f.show(out, report, report.Table); err != nil {
+		return err
+	}
+	if len(report.Rows) == 0 {
+		return errNothing
+	}
+	return nil
 }
+
+var errNothing = errors.New("nothing could be measured")
 
 // reexec are the arguments before those that make this program one of its own servers; a
 // test has its own.

@@ -270,6 +270,7 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 				return nil
 			}
 		}
+		serving.TellHealth()
 		log.Info("serving", "grpc", e.grpc.Addr().String(), "http", e.http.Addr().String(), "debug", e.debugAddr(), "version", b.Version)
 		if err := ready(); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -67,6 +68,7 @@ type Server struct {
 	inner   *grpc.Server // for the gateway alone
 	opened  *sessions
 	health  *health.Server
+	telling sync.Mutex // one at a time
 	outage  outage
 	http    *http.Server
 	local   *bufconn.Listener // the gateway's way into inner
@@ -109,7 +111,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Reflection {
 		reflection.Register(s.grpc)
 	}
-	s.tellHealth()
+	s.TellHealth()
 	handler, err := s.handler()
 	if err != nil {
 		return nil, err
@@ -237,8 +239,11 @@ func (s *Server) servingErr() error {
 	return nil
 }
 
-// tellHealth makes gRPC's health what readiness is.
-func (s *Server) tellHealth() {
+// TellHealth makes gRPC's health what readiness is. Serve does so ten times a second; who
+// tells others that the node is ready does so before.
+func (s *Server) TellHealth() {
+	s.telling.Lock()
+	defer s.telling.Unlock()
 	status := healthv1.HealthCheckResponse_SERVING
 	err := s.Ready()
 	if err != nil {
@@ -297,7 +302,7 @@ func (s *Server) Serve(grpcListener, httpListener net.Listener) error {
 		for {
 			select {
 			case <-tick.C:
-				s.tellHealth()
+				s.TellHealth()
 			case <-s.stopped:
 				return nil
 			case <-ctx.Done(): // one of the others failed
