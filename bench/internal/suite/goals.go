@@ -208,6 +208,9 @@ func (g goal) judge(running map[string]*contestant, absent map[string]string) Go
 			notes = append(notes, fmt.Sprintf("%s had %d errors, the first: %s", c.id, c.Errors, c.FirstError))
 		}
 	}
+	if short := 1 - median(ratios)/g.reach; short > 0 {
+		notes = append(notes, fmt.Sprintf("%.0f %% short: docs/performance.md says what a call costs and why", 100*short))
+	}
 	row.Note = strings.Join(notes, "; ")
 	return row
 }
