@@ -12,9 +12,13 @@
 //     this call's own success. A read that finds nothing proves nothing.
 //   - Every call to etcd has a deadline.
 //
+//   - A key is written by at most one transaction of this node at a time. A caller shares
+//     a transaction or a read only if it is sent after the caller asked.
+//
 // One file per transaction shape: begin, finish (Complete, Fail, Extend), get,
 // resolve, forget, list, namespace, epoch, switch, bootstrap, tick (in keeper).
 // govern.go moves the guard with what all nodes obey; settle.go is the loop they
-// share, txn.go the one place that builds a guarded transaction; a batch of members is
-// the same transaction with more of them.
+// share; commit.go gathers writes into batches and flight.go reads, queue.go says who
+// goes first; txn.go is the one place that makes a guarded transaction, wire.go how a
+// batch is written and read as bytes.
 package etcdtxn
