@@ -11,7 +11,6 @@
 //     again, with the same bytes. A value read back that is one of those sent is
 //     this call's own success. A read that finds nothing proves nothing.
 //   - Every call to etcd has a deadline.
-//
 //   - A key is written by at most one transaction of this node at a time. A caller shares
 //     a transaction or a read only if it is sent after the caller asked.
 //
