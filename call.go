@@ -273,6 +273,9 @@ func (c *Client) send(ctx context.Context, cl *call, tries int) *Error {
 	end := cl.deadline
 	if end.IsZero() && tries == untilDeadline {
 		end = time.Now().Add(c.patience)
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, end)
+		defer cancel()
 	}
 	for n := 1; ; n++ {
 		e := c.try(ctx, cl)

@@ -50,6 +50,8 @@ type proposal struct {
 	view  *claim.View
 	size  int
 	since time.Duration // when it began to wait
+	// again: an earlier try of it may yet arrive, so that etcd has to say what became.
+	again bool
 	// sent is guarded by commits.mu, like gone: its caller has left before that.
 	sent, gone bool
 
@@ -63,13 +65,20 @@ type proposal struct {
 // errBehind: another write of the same key has landed meanwhile. Nothing was sent.
 var errBehind = errors.New("behind another write of the key")
 
+// errStale: it waited for so long that etcd would refuse it for its tick, and with it all
+// that it is sent with. Nothing was sent.
+var errStale = errors.New("its tick is too old")
+
+// staleEarly is how many ticks before the window closes a write is no longer sent.
+const staleEarly = 2
+
 // errUnsent: the caller has left before anything was sent.
 var errUnsent = errors.New("not sent")
 
 // propose sends one conditional write together with others and returns what became of
-// it; its errors are those of write, or errBehind, errUnsent, or a *claim.Error.
-func (s *Store) propose(ctx context.Context, v *claim.View, namespace string, urgent bool, m member) (settled, seeing, error) {
-	p := &proposal{member: m, view: v, size: m.size(), since: s.cfg.Monotonic(), landed: make(chan struct{})}
+// it; its errors are those of write, or errBehind, errStale, errUnsent, or a *claim.Error.
+func (s *Store) propose(ctx context.Context, v *claim.View, namespace string, urgent, again bool, m member) (settled, seeing, error) {
+	p := &proposal{member: m, view: v, size: m.size(), again: again, since: s.cfg.Monotonic(), landed: make(chan struct{})}
 	before, err := s.enqueue(p, namespace, urgent)
 	if err != nil {
 		return settled{}, seeing{}, err
@@ -153,11 +162,20 @@ func (c *commits) free(p *proposal) {
 
 // send sends what waits, for as long as something does.
 func (s *Store) send() {
-	for batch := s.commits.take(); len(batch) > 0; batch = s.commits.take() {
+	for batch := s.commits.take(s.tick()); len(batch) > 0; batch = s.commits.take(s.tick()) {
 		s.cfg.Observe.Sent("write", len(batch), s.cfg.Monotonic()-oldest(batch))
 		s.carry(batch)
 		s.cfg.Observe.Landed("write")
 	}
+}
+
+// tick is the version of the newest that this node has applied, 0 if none.
+func (s *Store) tick() int64 {
+	v, err := s.cfg.View.View()
+	if err != nil {
+		return 0
+	}
+	return v.Tick.Version
 }
 
 func oldest(batch []*proposal) time.Duration {
@@ -168,13 +186,19 @@ func oldest(batch []*proposal) time.Duration {
 	return since
 }
 
-// take returns what a sender is to send next; an empty batch ends the sender.
-func (c *commits) take() (batch []*proposal) {
+// take returns what a sender is to send next, at this tick; an empty batch ends the sender.
+func (c *commits) take(tick int64) (batch []*proposal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	bytes, width := 0, 1
 	c.waiting.take(c.ops, func(p *proposal) pick {
 		if p.gone {
+			return dropped
+		}
+		if !p.again && tick >= p.view.Tick.Version+claim.TickWindow-staleEarly {
+			p.sent, p.err = true, errStale
+			c.free(p)
+			close(p.landed)
 			return dropped
 		}
 		wider := max(width, len(p.puts))

@@ -13,7 +13,11 @@ const (
 // lanes is what waits to be sent. What ends or keeps a claim has a lane of its own, that
 // no limit closes: to refuse it would have work run again (H27). In each lane namespaces
 // take turns, so that the storm of one is not the wait of another.
-type lanes[T any] struct{ urgent, usual turns[T] }
+type lanes[T any] struct {
+	urgent, usual turns[T]
+	// passedOver: the last take had no place for anything usual.
+	passedOver bool
+}
 
 // admits reports whether one more of a namespace may wait in the usual lane, of which
 // most are to. A namespace that has less than its share waiting is let in all the same:
@@ -34,7 +38,8 @@ func (l *lanes[T]) push(namespace string, urgent bool, x T) {
 }
 
 // take shows what waits to choose, the urgent first; but that gets only three of four of
-// most while something else waits, lest a flood of extensions keep all Begins out.
+// most while something else waits, lest a flood of extensions keep all Begins out; and if
+// that leaves no room, as large results do, the next take begins with something usual.
 func (l *lanes[T]) take(most int, choose func(T) pick) {
 	urgent, got := most, 0
 	if l.usual.waiting > 0 {
@@ -52,8 +57,15 @@ func (l *lanes[T]) take(most int, choose func(T) pick) {
 			return p
 		}
 	}
+	waiting, before := l.usual.waiting > 0, 0
+	if l.passedOver {
+		l.usual.take(limited(1))
+		before = got
+	}
 	l.urgent.take(limited(urgent))
+	after := got
 	l.usual.take(limited(most))
+	l.passedOver = waiting && before+got-after == 0
 	l.urgent.take(limited(most))
 }
 

@@ -1,12 +1,15 @@
 package etcdtxn
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/dualcheck/dualcheck/internal/claim"
 )
 
 // takes takes at most so many, and tells them in order.
@@ -158,4 +161,47 @@ func TestLanesLoseNothing(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What has waited until etcd would refuse it for its tick is not sent: it would have all
+// that it is sent with refused, and a queue that is once too long would never recover.
+func TestWhatIsTooOldIsNotSent(t *testing.T) {
+	c := commits{ops: 128, busy: map[string]*proposal{}}
+	propose := func(key string, tick int64, again bool) *proposal {
+		p := &proposal{member: member{key: key, puts: []put{{key: key}}}, view: &claim.View{Tick: claim.Tick{Version: tick}}, again: again, landed: make(chan struct{})}
+		c.busy[key] = p
+		c.waiting.push("ns", false, p)
+		return p
+	}
+	old, doubted, fresh := propose("old", 5, false), propose("doubted", 5, true), propose("fresh", 12, false)
+	batch := c.take(5 + claim.TickWindow - staleEarly)
+	if len(batch) != 2 || batch[0] != doubted || batch[1] != fresh {
+		t.Fatalf("%d are sent", len(batch))
+	}
+	select {
+	case <-old.landed:
+	default:
+		t.Fatal("the old one's caller still waits")
+	}
+	if !errors.Is(old.err, errStale) || c.busy["old"] != nil || c.withdraw(old) {
+		t.Errorf("it ended with %v, its key is busy: %v", old.err, c.busy["old"] != nil)
+	}
+}
+
+// Large finishes, one of which fills a batch, do not keep all Begins out.
+func TestLargeFinishesDoNotKeepBeginsOut(t *testing.T) {
+	c := commits{ops: 128, busy: map[string]*proposal{}}
+	push := func(key string, urgent bool, size int) {
+		c.waiting.push("ns", urgent, &proposal{member: member{key: key, puts: []put{{key: key}}}, view: &claim.View{}, size: size, landed: make(chan struct{})})
+	}
+	push("begin", false, 300)
+	for i := range 4 {
+		push(fmt.Sprint("finish", i), true, writeBytes)
+		for _, p := range c.take(0) {
+			if p.key == "begin" {
+				return
+			}
+		}
+	}
+	t.Error("four batches went without it")
 }

@@ -179,11 +179,14 @@ func (s *Store) writeOne(ctx context.Context, op *operation, v *claim.View, ther
 	doubt := false
 	for {
 		began := time.Now()
-		out, see, err := s.submit(ctx, op, v, member{key: op.key, revision: there.revision, puts: puts}, op.urgent || doubt)
+		out, see, err := s.submit(ctx, op, v, member{key: op.key, revision: there.revision, puts: puts}, doubt)
 		_, told := errors.AsType[*claim.Error](err)
 		switch {
 		case !doubt && (told || errors.Is(err, errBehind)):
 			return settled{}, seeing{}, err
+		case errors.Is(err, errStale):
+			s.cfg.Observe.Refused("tick")
+			return settled{}, seeing{}, errRefused
 		case errors.Is(err, errBehind):
 			continue // the fate of the first try is what its repetition tells
 		}
@@ -225,9 +228,9 @@ func (s *Store) writeOne(ctx context.Context, op *operation, v *claim.View, ther
 
 // submit sends one conditional write: with others, unless it moves the guard that they
 // compare.
-func (s *Store) submit(ctx context.Context, op *operation, v *claim.View, m member, urgent bool) (settled, seeing, error) {
+func (s *Store) submit(ctx context.Context, op *operation, v *claim.View, m member, again bool) (settled, seeing, error) {
 	if op.before == nil {
-		return s.propose(ctx, v, op.namespace, urgent, m)
+		return s.propose(ctx, v, op.namespace, op.urgent || again, again, m)
 	}
 	out, see, err := s.write(ctx, termsOf([]*proposal{{view: v}}), []member{m})
 	if err != nil || !see.admitted {

@@ -209,12 +209,13 @@ func (s *session) accept(r *lenient) error {
 		return refuse(claim.BatchTooLarge, "calls", fmt.Sprintf("a frame of several calls has at most %s, this has %d bytes: send more frames", size(claim.MaxBatchBytes), r.size))
 	}
 	read := time.Now()
+	heavy := r.size > 2*frugal*len(calls) // more than usual calls hold: each is measured
 	for _, m := range calls {
 		if m.GetCancel() != nil {
 			s.withdraw(m.GetId())
 			continue
 		}
-		c := newSessionCall(s, m, read)
+		c := newSessionCall(s, m, read, heavy)
 		ready, err := s.enter(c)
 		if err != nil {
 			return err

@@ -66,7 +66,7 @@ type sessionCall struct {
 // frugal is what a call holds besides what it says.
 const frugal = 512
 
-func newSessionCall(s *session, m *dualcheckv1.SessionCall, read time.Time) *sessionCall {
+func newSessionCall(s *session, m *dualcheckv1.SessionCall, read time.Time, heavy bool) *sessionCall {
 	c := &sessionCall{s: s, id: m.GetId(), m: m, read: read, bytes: frugal}
 	c.Context = s.ctx
 	if parent := m.GetTraceparent(); parent != "" {
@@ -98,6 +98,9 @@ func newSessionCall(s *session, m *dualcheckv1.SessionCall, read time.Time) *ses
 		c.own, most = true, t.AsDuration()
 	}
 	c.deadline = read.Add(most)
+	if heavy {
+		c.bytes = frugal + proto.Size(m)
+	}
 	return c
 }
 
@@ -170,6 +173,9 @@ func (s *session) serveTogether(group []*sessionCall) (next *sessionCall) {
 		until := group[0] // as long as the most patient of them
 		for i, c := range group {
 			req, err := c.beginRequest()
+			if err == nil {
+				err = s.stoppedWaiting(c) // it must not be given what others wait for
+			}
 			if err != nil {
 				refused[i] = err
 				continue

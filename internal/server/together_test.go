@@ -237,3 +237,31 @@ func timed(c *dualcheckv1.SessionCall, d time.Duration) *dualcheckv1.SessionCall
 	c.Timeout = durationpb.New(d)
 	return c
 }
+
+// Who no longer waits when his turn comes is not given what others wait for.
+func TestSessionTogetherPassesOverWhoHasGone(t *testing.T) {
+	w := start(t)
+	k := w.open(t, t.Context())
+	at, letGo := make(chan struct{}, 1), make(chan struct{})
+	asked := 0
+	w.store.before(func(context.Context, *claim.BeginRequest) error {
+		if asked++; asked == 1 {
+			at <- struct{}{}
+			<-letGo
+			return claim.Unavailable("away", nil)
+		}
+		return nil
+	})
+	k.send(begin(1, "k"))
+	<-at
+	k.send(begin(2, "k"), begin(3, "k"), withdrawal(2), look(4, "none"))
+	k.answer(4) // all before it were read
+	close(letGo)
+	k.answer(1)
+	if got := k.answer(2).GetError(); got.GetReason() != string(claim.StoreUnavailable) {
+		t.Errorf("who has gone: %v", got)
+	}
+	if got := k.answer(3).GetBegin().GetVerdict(); got != dualcheckv1.Verdict_VERDICT_FIRST {
+		t.Errorf("who waits: %v", got)
+	}
+}
