@@ -277,6 +277,7 @@ func TestC06LoserOfARemovedKeySeesTheTrueState(t *testing.T) {
 	n.passes(t, 1600*time.Millisecond)
 	n.put(t, policy.Policy{})
 	prints := [][]byte{make([]byte, 32), append(make([]byte, 31), 1)}
+	expired := revision(t, n, layout.NameOf("ns", "k").Key) // only that is removed
 	answers := make([]claim.Answer, 2)
 	var callers sync.WaitGroup
 	for i := range 2 {
@@ -289,7 +290,7 @@ func TestC06LoserOfARemovedKeySeesTheTrueState(t *testing.T) {
 	}
 	callers.Go(func() {
 		if _, err := n.client.Txn(within(t, 5*time.Second)).
-			If(clientv3.Compare(clientv3.ModRevision(layout.NameOf("ns", "k").Key), "=", revision(t, n, layout.NameOf("ns", "k").Key))).
+			If(clientv3.Compare(clientv3.ModRevision(layout.NameOf("ns", "k").Key), "=", expired)).
 			Then(clientv3.OpDelete(layout.NameOf("ns", "k").Key)).Commit(); err != nil {
 			t.Error(err)
 		}
