@@ -18,15 +18,15 @@ import (
 // newest such read counts, in whatever order they are reached.
 func TestBeliefIsOfTheNewestReadThatWasReached(t *testing.T) {
 	var b belief
-	b.reached(100)
+	b.Reached(100)
 	if b.known {
 		t.Fatal("nothing was asked")
 	}
-	b.asked(1*time.Second, 10)
-	b.asked(2*time.Second, 20)
-	b.asked(3*time.Second, 20)
-	b.asked(4*time.Second, 30)
-	b.reached(9)
+	b.Asked(1*time.Second, 10)
+	b.Asked(2*time.Second, 20)
+	b.Asked(3*time.Second, 20)
+	b.Asked(4*time.Second, 30)
+	b.Reached(9)
 	if b.known {
 		t.Fatal("no read was reached")
 	}
@@ -34,13 +34,13 @@ func TestBeliefIsOfTheNewestReadThatWasReached(t *testing.T) {
 		applied int64
 		since   time.Duration
 	}{{10, time.Second}, {19, time.Second}, {20, 3 * time.Second}, {29, 3 * time.Second}, {99, 4 * time.Second}} {
-		if b.reached(c.applied); !b.known || b.since != c.since {
+		if b.Reached(c.applied); !b.known || b.since != c.since {
 			t.Errorf("at %d: since %v, want %v", c.applied, b.since, c.since)
 		}
 	}
-	b.asked(5*time.Second, 99)
-	b.asked(4500*time.Millisecond, 50) // answered later than one sent after it
-	if b.reached(99); b.since != 5*time.Second || len(b.waiting) != 0 {
+	b.Asked(5*time.Second, 99)
+	b.Asked(4500*time.Millisecond, 50) // answered later than one sent after it
+	if b.Reached(99); b.since != 5*time.Second || len(b.waiting) != 0 {
 		t.Errorf("since %v, %d waiting", b.since, len(b.waiting))
 	}
 }
@@ -49,16 +49,16 @@ func TestBeliefIsOfTheNewestReadThatWasReached(t *testing.T) {
 func TestBeliefIsBounded(t *testing.T) {
 	var b belief
 	for i := range 1000 {
-		b.asked(time.Duration(i), int64(i))
+		b.Asked(time.Duration(i), int64(i))
 	}
 	if len(b.waiting) != mostWaiting {
 		t.Fatalf("%d waiting", len(b.waiting))
 	}
-	if b.reached(2000); b.since != mostWaiting-1 {
+	if b.Reached(2000); b.since != mostWaiting-1 {
 		t.Errorf("since %d", b.since)
 	}
-	b.asked(5000, 3000)
-	if b.reached(3000); b.since != 5000 {
+	b.Asked(5000, 3000)
+	if b.Reached(3000); b.since != 5000 {
 		t.Errorf("since %d", b.since)
 	}
 }
@@ -77,24 +77,24 @@ func TestBeliefEnds(t *testing.T) {
 	believes(false, "before the first list")
 	s := base(t)
 	f.publish(s, true)
-	f.belief.asked(9*time.Second, s.applied)
-	f.belief.reached(s.applied)
+	f.belief.Asked(9*time.Second, s.applied)
+	f.belief.Reached(s.applied)
 	believes(true, "listed")
 	now = 12 * time.Second
 	believes(true, "3 s after the read was sent")
 	now++
 	believes(false, "later than that")
-	f.belief.asked(now, s.applied+5)
-	f.progressed(s.applied + 4)
+	f.belief.Asked(now, s.applied+5)
+	reader{f}.Progressed(s.applied + 4)
 	believes(false, "the watch is one revision behind")
-	f.progressed(s.applied + 5)
+	reader{f}.Progressed(s.applied + 5)
 	believes(true, "the watch has told that it is so far")
 
 	back := base(t)
 	back.tick.Version--
 	f.publish(back, true)
-	f.belief.asked(now, back.applied)
-	f.belief.reached(back.applied)
+	f.belief.Asked(now, back.applied)
+	f.belief.Reached(back.applied)
 	believes(false, "etcd went back")
 	raised := *back
 	raised.epoch, raised.applied = claim.NewID(), back.applied+1
@@ -241,8 +241,8 @@ func TestEvidenceThatEtcdWentBackIsKept(t *testing.T) {
 	f := New(Config{Monotonic: func() time.Duration { return now }})
 	s := base(t)
 	f.publish(s, true)
-	f.belief.asked(now, s.applied)
-	f.belief.reached(s.applied)
+	f.belief.Asked(now, s.applied)
+	f.belief.Reached(s.applied)
 	later := *s
 	later.tick.Version, later.tick.Revision, later.applied = s.tick.Version+1, s.tick.Revision+1, s.applied+1
 	f.publish(&later, false)
@@ -261,8 +261,8 @@ func TestEvidenceThatEtcdWentBackIsKept(t *testing.T) {
 	passed := later
 	passed.tick.Version, passed.applied = later.tick.Version+5, later.applied+50
 	f.publish(&passed, true)
-	f.belief.asked(now, passed.applied)
-	f.belief.reached(passed.applied)
+	f.belief.Asked(now, passed.applied)
+	f.belief.Reached(passed.applied)
 	if f.believed(now) || f.Status().Restored != 1 {
 		t.Errorf("after the list: believes %v, restored %d", f.believed(now), f.Status().Restored)
 	}

@@ -3,35 +3,28 @@ package watch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"golang.org/x/sync/errgroup"
-	"golang.org/x/time/rate"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/layout"
 )
 
 const (
-	// probeEvery is how often the tick and the guard are read linearizably.
-	probeEvery = time.Second
-	// behindMost is how long the watch may take to reach what a read has seen.
-	behindMost = 2 * time.Second
-	// silentMost is how long etcd may go without answering before the node is not
+	// unansweredMost is how long etcd may go without answering before the node is not
 	// ready.
-	silentMost = 3 * time.Second
+	unansweredMost = 3 * time.Second
 	// catchUpPatience is how long a refused write waits for the watch before it has
 	// everything listed anew.
 	catchUpPatience = 300 * time.Millisecond
 	listTimeout     = 5 * time.Second
-	probeTimeout    = time.Second
 )
+
+var errAsked = errors.New("a refused write has seen more than the watch has brought")
 
 // Config says what to follow and how.
 type Config struct {
@@ -50,7 +43,7 @@ type Config struct {
 // Follower follows etcd and tells what it has applied.
 type Follower struct {
 	cfg    Config
-	relist chan struct{} // asks Run to list anew; holds one request
+	source *Source
 
 	mu         sync.Mutex
 	changed    chan struct{} // closed when anything below moves
@@ -62,10 +55,7 @@ type Follower struct {
 	lists      uint64
 	answered   time.Duration // when the last probe that was answered was sent
 	probed     bool          // one was
-	goal       int64         // the revision that the watch has to reach
-	goalSince  time.Duration
 	lastErr    error
-	watches    bool   // the watch was created and has not ended
 	restored   uint64 // how often etcd was seen to have gone back
 	gone       bool   // it was, and has not been listed since
 	belief     belief
@@ -83,120 +73,32 @@ func New(cfg Config) *Follower {
 		start := time.Now()
 		cfg.Monotonic = func() time.Duration { return time.Since(start) }
 	}
-	return &Follower{cfg: cfg, relist: make(chan struct{}, 1), changed: make(chan struct{})}
+	f := &Follower{cfg: cfg, changed: make(chan struct{})}
+	// One range covers /m/ and /p/: what one revision changed comes in one piece.
+	f.source = NewSource(SourceConfig{
+		Name: "policies and clock", Client: cfg.WatchClient, Key: layout.Meta, End: clientv3.GetPrefixRangeEnd(layout.Policies),
+		Reader: reader{f}, Log: cfg.Log, Monotonic: cfg.Monotonic,
+	})
+	return f
 }
 
 // Run follows until ctx ends. It returns nil then, and nothing else ends it.
-func (f *Follower) Run(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { f.probe(ctx); return nil })
-	g.Go(func() error { f.follow(ctx); return nil })
-	return g.Wait()
-}
+func (f *Follower) Run(ctx context.Context) error { return f.source.Run(ctx) }
 
-// follow lists and watches, again and again.
-func (f *Follower) follow(ctx context.Context) {
-	wait := backoff.NewExponentialBackOff()
-	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 2*time.Second
-	again := rate.Sometimes{Interval: 10 * time.Second}
-	for ctx.Err() == nil {
-		began := f.cfg.Monotonic()
-		err := f.listAndWatch(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		f.mu.Lock()
-		f.lastErr = err
-		f.mu.Unlock()
-		again.Do(func() {
-			f.cfg.Log.Warn("policies and clock are no longer followed from etcd; they are read anew", "cause", err)
-		})
-		if f.cfg.Monotonic()-began > wait.MaxInterval {
-			wait.Reset()
-		}
-		if errors.Is(err, errAsked) {
-			continue
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait.NextBackOff()):
-		}
-	}
-}
+// reader is the Follower as its Source sees it.
+type reader struct{ *Follower }
 
-var (
-	errAsked  = errors.New("asked for")
-	errClosed = errors.New("the watch was closed")
-	// errNotCreated: etcd answers reads and not the watch.
-	errNotCreated = errors.New("etcd does not answer the watch")
-)
-
-// listAndWatch lists, then follows from the next revision until it cannot.
-func (f *Follower) listAndWatch(ctx context.Context) error {
-	revision, err := f.list(ctx)
-	if err != nil {
-		return err
-	}
-	watching, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	// Watch returns once etcd has answered, which it may never do: it is waited for
-	// here, so that the node can live on lists meanwhile.
-	created := make(chan clientv3.WatchChan, 1)
-	var creating sync.WaitGroup
-	creating.Go(func() {
-		// One range covers /m/ and /p/: what one revision changed comes in one piece.
-		created <- f.cfg.WatchClient.Watch(watching, layout.Meta,
-			clientv3.WithRange(clientv3.GetPrefixRangeEnd(layout.Policies)),
-			clientv3.WithRev(revision+1))
-	})
-	defer creating.Wait()
-	defer stop()
-	patience := time.NewTimer(behindMost)
-	defer patience.Stop()
-	var watch clientv3.WatchChan
-	defer f.watching(false)
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-f.relist:
-			return errAsked
-		case <-patience.C:
-			if watch == nil {
-				return errNotCreated
-			}
-		case watch = <-created:
-			f.watching(true)
-		case resp, ok := <-watch:
-			if !ok {
-				return errClosed
-			}
-			if err := resp.Err(); err != nil {
-				return fmt.Errorf("watch: %w", err)
-			}
-			if resp.IsProgressNotify() { // all up to here has been brought
-				f.progressed(resp.Header.Revision)
-				continue
-			}
-			f.apply(resp.Events)
-		}
-	}
-}
-
-// list reads everything at one revision.
-func (f *Follower) list(ctx context.Context) (int64, error) {
-	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), listTimeout)
+// List reads everything at one revision.
+func (f reader) List(ctx context.Context) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	select {
-	case <-f.relist: // this list answers it
-	default:
-	}
 	sent := f.cfg.Monotonic()
 	resp, err := f.cfg.Client.Txn(ctx).Then(
 		clientv3.OpGet(layout.Meta, clientv3.WithPrefix()),
 		clientv3.OpGet(layout.Policies, clientv3.WithPrefix()),
 	).Commit()
 	if err != nil {
-		return 0, fmt.Errorf("list: %w", err)
+		return 0, err
 	}
 	var events []*mvccpb.Event
 	for _, r := range resp.Responses {
@@ -207,33 +109,25 @@ func (f *Follower) list(ctx context.Context) (int64, error) {
 	revision := resp.Header.Revision
 	f.publish(newState().next(revision, events), true)
 	f.mu.Lock()
-	f.belief.asked(sent, revision)
-	f.belief.reached(revision)
+	f.belief.Asked(sent, revision)
+	f.belief.Reached(revision)
 	f.mu.Unlock()
 	return revision, nil
 }
 
-// apply takes over what the watch brought; all of a revision comes together.
-func (f *Follower) apply(events []*clientv3.Event) {
-	if len(events) == 0 {
-		return
-	}
-	f.mu.Lock()
-	current := f.state
-	f.mu.Unlock()
-	revision := current.applied
-	fresh := make([]*mvccpb.Event, 0, len(events))
-	for _, e := range events {
-		if e.Kv.ModRevision <= current.applied {
-			continue // the watch went back in time
-		}
-		revision = max(revision, e.Kv.ModRevision)
-		fresh = append(fresh, e)
-	}
-	f.publish(current.next(revision, fresh), false)
+// Apply takes over what the watch brought.
+func (f reader) Apply(events []*clientv3.Event) {
+	f.publish(f.current().next(events[len(events)-1].Kv.ModRevision, events), false)
 }
 
-// publish makes a state the node's own. Only follow calls it.
+// Told keeps why this node does not follow.
+func (f reader) Told(_ State, cause error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lastErr = cause
+}
+
+// publish makes a state the node's own. Only the Source's one goroutine has it called.
 func (f *Follower) publish(next *state, listed bool) {
 	now := f.cfg.Monotonic()
 	f.mu.Lock()
@@ -263,28 +157,15 @@ func (f *Follower) publish(next *state, listed bool) {
 	}
 	if listed {
 		f.lists++
-		f.goal = 0 // a list answers every goal
 	}
 	f.state = next
-	f.belief.reached(next.applied)
+	f.belief.Reached(next.applied)
 	f.signal()
 }
 
-// progressed takes note that the watch has brought all changes up to a revision.
-func (f *Follower) progressed(revision int64) {
-	f.mu.Lock()
-	current := f.state
-	f.mu.Unlock()
-	if revision > current.applied {
-		f.publish(current.next(revision, nil), false)
-	}
-}
-
-// watching takes note of whether there is a watch that can be asked how far it is.
-func (f *Follower) watching(on bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.watches = on
+// Progressed takes note that the watch has brought all changes up to a revision.
+func (f reader) Progressed(revision int64) {
+	f.publish(f.current().next(revision, nil), false)
 }
 
 // wentBack takes note that etcd is no longer the one that was followed: it was restored
@@ -308,84 +189,35 @@ func (f *Follower) signal() {
 	f.changed = make(chan struct{})
 }
 
-// probe reads the tick and the guard once a second, linearizably, and has
-// everything listed anew if the watch does not get as far.
-func (f *Follower) probe(ctx context.Context) {
-	ticker := time.NewTicker(probeEvery)
-	defer ticker.Stop()
-	for {
-		f.probeOnce(ctx)
-		f.askProgress(ctx)
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-	}
-}
-
-func (f *Follower) probeOnce(ctx context.Context) {
-	call, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), probeTimeout)
-	defer cancel()
-	f.mu.Lock()
-	before := f.state
-	f.mu.Unlock()
+// Ask reads the tick and the guard, linearizably.
+func (f reader) Ask(ctx context.Context) (revision, goal int64, err error) {
+	before := f.current()
 	sent := f.cfg.Monotonic()
-	resp, err := f.cfg.Client.Txn(call).Then(clientv3.OpGet(layout.Guard), clientv3.OpGet(layout.Tick)).Commit()
+	resp, err := f.cfg.Client.Txn(ctx).Then(clientv3.OpGet(layout.Guard), clientv3.OpGet(layout.Tick)).Commit()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err != nil {
 		f.lastErr = err
-		return
+		return 0, 0, err
 	}
 	f.answered, f.probed, f.lastErr = sent, true, nil
 	f.signal()
+	revision = resp.Header.Revision
 	if before == nil {
-		return
+		return revision, 0, nil
 	}
 	var seen claim.Seen
 	for _, r := range resp.Responses {
 		if seen, err = layout.See(seen, r.GetResponseRange().GetKvs()); err != nil {
 			f.lastErr = err
-			return
+			return 0, 0, err
 		}
 	}
-	if resp.Header.Revision < before.applied || seen.Tick.Version < before.tick.Version {
-		f.wentBack("revision", resp.Header.Revision, "seen", before.applied, "tick", seen.Tick.Version, "tick_seen", before.tick.Version)
-		f.askRelist()
-		return
+	if revision < before.applied || seen.Tick.Version < before.tick.Version {
+		f.wentBack("revision", revision, "seen", before.applied, "tick", seen.Tick.Version, "tick_seen", before.tick.Version)
+		return 0, 0, ErrWentBack
 	}
-	f.belief.asked(sent, resp.Header.Revision)
-	f.belief.reached(f.state.applied)
-	if f.goal <= f.state.applied {
-		f.goal, f.goalSince = seen.Revision(), sent
-	} else if sent-f.goalSince >= behindMost {
-		f.cfg.Log.Warn("the watch is behind", "applied", f.state.applied, "seen", f.goal)
-		f.askRelist()
-	}
-}
-
-// askProgress has the watch tell how far it is: without it, silence and having
-// nothing to bring look alike.
-func (f *Follower) askProgress(ctx context.Context) {
-	f.mu.Lock()
-	on := f.watches
-	f.mu.Unlock()
-	if !on {
-		return
-	}
-	// The context's metadata names the stream: it must be as the watch's own.
-	call, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), probeTimeout)
-	defer cancel()
-	if err := f.cfg.WatchClient.RequestProgress(call); err != nil && ctx.Err() == nil {
-		f.cfg.Log.Debug("the watch was not asked how far it is", "cause", err)
-	}
-}
-
-// askRelist has Run list anew; asking twice is asking once.
-func (f *Follower) askRelist() {
-	select {
-	case f.relist <- struct{}{}:
-	default:
-	}
+	f.belief.Asked(sent, revision)
+	f.belief.Reached(f.state.applied)
+	return revision, seen.Revision(), nil
 }

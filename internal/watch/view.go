@@ -60,7 +60,7 @@ func (f *Follower) CatchUp(ctx context.Context, used claim.View, saw claim.Seen)
 	}
 	f.mu.Unlock()
 	if goneBack {
-		f.askRelist()
+		f.source.Again(errAsked)
 	}
 	patience := time.NewTimer(catchUpPatience)
 	defer patience.Stop()
@@ -74,7 +74,7 @@ func (f *Follower) CatchUp(ctx context.Context, used claim.View, saw claim.Seen)
 		select {
 		case <-changed:
 		case <-patience.C:
-			f.askRelist()
+			f.source.Again(errAsked)
 		case <-ctx.Done():
 			return claim.Unavailable("this node has not caught up with a change of policy or clock: send the same call again", ctx.Err())
 		}
@@ -89,10 +89,10 @@ func (f *Follower) Ready() error {
 	now := f.cfg.Monotonic()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if silent := now - f.answered; !f.probed || silent > silentMost {
+	if silent := now - f.answered; !f.probed || silent > unansweredMost {
 		return claim.Unavailable(fmt.Sprintf("etcd has not answered for %v: see whether it runs and has a leader", silent.Round(time.Millisecond)), f.lastErr)
 	}
-	if behind := now - f.goalSince; f.goal > f.state.applied && behind > 2*behindMost {
+	if behind := f.source.Following().BehindFor; behind > 2*behindMost {
 		return claim.Unavailable(fmt.Sprintf("this node has not followed etcd for %v: see whether etcd answers watches", behind.Round(time.Millisecond)), f.lastErr)
 	}
 	return nil

@@ -124,20 +124,26 @@ func TestSwitchesInTheState(t *testing.T) {
 		t.Errorf("before the first list: %+v", all)
 	}
 	f.publish(on, true)
-	f.apply([]*clientv3.Event{put(t, layout.Tick, &storagev1.Tick{TimeNs: 9}, 4, 13)})
+	bring(f, put(t, layout.Tick, &storagev1.Tick{TimeNs: 9}, 4, 13))
 	if v, err := f.View(); err != nil || !v.BypassRedis {
 		t.Errorf("the view has it %v, %v", v.BypassRedis, err)
 	}
 }
 
+// bring has a follower take what its watch brings.
+func bring(f *Follower, events ...*clientv3.Event) {
+	f.source.applied = f.current().applied
+	f.source.take(clientv3.WatchResponse{Events: events})
+}
+
 func TestWatchThatGoesBackInTimeIsIgnored(t *testing.T) {
 	f := New(Config{})
 	f.publish(base(t), true)
-	f.apply([]*clientv3.Event{put(t, layout.Tick, &storagev1.Tick{TimeNs: 1}, 2, 8)})
+	bring(f, put(t, layout.Tick, &storagev1.Tick{TimeNs: 1}, 2, 8))
 	if tick, _, _ := f.Tick(); tick.Version != 3 || tick.Time != 5 {
 		t.Errorf("tick %+v", tick)
 	}
-	f.apply([]*clientv3.Event{put(t, layout.Tick, &storagev1.Tick{TimeNs: 9}, 4, 11)})
+	bring(f, put(t, layout.Tick, &storagev1.Tick{TimeNs: 9}, 4, 11))
 	if tick, _, _ := f.Tick(); tick.Version != 4 || f.Status().Applied != 11 {
 		t.Errorf("tick %+v, applied %d", tick, f.Status().Applied)
 	}
@@ -150,7 +156,7 @@ func TestGenerationAfterAGap(t *testing.T) {
 	s := base(t)
 	f.publish(s, true)
 	tick := func(version int64) claim.View {
-		f.apply([]*clientv3.Event{put(t, layout.Tick, &storagev1.Tick{TimeNs: version}, version, 10+version)})
+		bring(f, put(t, layout.Tick, &storagev1.Tick{TimeNs: version}, version, 10+version))
 		v, err := f.View()
 		if err != nil {
 			t.Fatal(err)
@@ -222,7 +228,7 @@ func TestPolicyAndGuardAreSeenTogether(t *testing.T) {
 	if _, err := client.Compact(ctx, del.Header.Revision); err != nil {
 		t.Fatal(err)
 	}
-	f.askRelist()
+	f.source.Again(errAsked)
 	deadline := time.After(10 * time.Second)
 	for {
 		_, _, changed := f.Tick()
