@@ -64,6 +64,14 @@ type Answer struct {
 	// Stale: etcd could not be asked, and this was true when it last could.
 	Stale  bool
 	Detail string
+
+	// What follows is for those who wait, and not told.
+
+	// LapsesIn is how long after Now the claim counts as lapsed that is in the way, with
+	// InProgress; 0: not known.
+	LapsesIn time.Duration
+	// Guard is the revision of the guard under which etcd was asked; 0: not known.
+	Guard int64
 }
 
 // Grant is a claim as its holder is told of it.
@@ -149,7 +157,7 @@ func Begin(rec *Record, req *BeginRequest, m Moment) (Answer, *Record, error) {
 	case Pending:
 		if rec.live(m.Now) {
 			a := m.inProgress(min(rec.LeaseUntil.Sub(m.Now), m.patience()), "")
-			a.Revision = rec.Revision
+			a.Revision, a.LapsesIn = rec.Revision, rec.LeaseUntil.Add(Grace).Sub(m.Now)
 			return a, nil, nil
 		}
 		return m.next(rec, req, lease, PreviousLapsed)
@@ -180,6 +188,25 @@ func Together(rec *Record, reqs []*BeginRequest, m Moment) (begun []Begun, write
 		_, m.Jitter = math.Modf(m.Jitter + goldenRatio) // they come back one by one
 	}
 	return begun, write, writer
+}
+
+// Replayed answers Begins of one key from a finished record in a cache, by the rules that
+// hold for all. It reports false if the record answers one of them in another way than by
+// telling what became of the key: then it answers none of them, and etcd is to be asked.
+func Replayed(rec *Record, reqs []*BeginRequest, m Moment, source Source, stale bool) ([]Begun, bool) {
+	begun, _, _ := Together(rec, reqs, m)
+	for i := range begun {
+		if begun[i].Err != nil {
+			return nil, false
+		}
+		switch a := &begun[i].Answer; a.Verdict {
+		case Replay, ReplayFailure, Conflict:
+			a.Source, a.Stale = source, stale
+		default:
+			return nil, false
+		}
+	}
+	return begun, true
 }
 
 // goldenRatio spreads numbers that are added to it over and over, modulo 1 (Knuth, The Art

@@ -133,6 +133,7 @@ func checkAnswer(t *testing.T, what string, rec *claim.Record, m claim.Moment, a
 		t.Errorf("%s: told as of %v", what, a.Now)
 	}
 	var shown *claim.Record
+	var wantLapse time.Duration // for a live claim alone
 	switch a.Verdict {
 	case claim.First:
 		if a.Repeat {
@@ -142,6 +143,9 @@ func checkAnswer(t *testing.T, what string, rec *claim.Record, m claim.Moment, a
 	case claim.InProgress:
 		if rec.State == claim.Pending && a.RetryAfter > max(rec.LeaseUntil.Sub(m.Now), 50*time.Millisecond) {
 			t.Errorf("%s: retry_after %v is more than the lease left, %v", what, a.RetryAfter, rec.LeaseUntil.Sub(m.Now))
+		}
+		if rec.State == claim.Pending && rec.Forgotten == nil {
+			wantLapse = (rec.LeaseUntil + grace).Sub(m.Now)
 		}
 	case claim.Replay:
 		seen := *rec
@@ -161,8 +165,32 @@ func checkAnswer(t *testing.T, what string, rec *claim.Record, m claim.Moment, a
 		}
 	}
 	same(t, what+": the record told", a.Record, shown)
+	if a.LapsesIn != wantLapse {
+		t.Errorf("%s: the claim lapses in %v, want %v", what, a.LapsesIn, wantLapse)
+	}
 	if a.Verdict != claim.First && (a.Claim != nil || a.Repeat) {
 		t.Errorf("%s: %s with a claim", what, verdicts[a.Verdict])
+	}
+}
+
+// Who waits knows to the nanosecond when to ask again.
+func TestAClaimLapsesWhenItIsSaidTo(t *testing.T) {
+	for _, never := range []bool{false, true} {
+		w := newWorld()
+		w.policy.TakeoverNever = never
+		w.told(t, asks("holder"), "FIRST 1 NONE")
+		w.pass(7 * time.Second)
+		in := w.told(t, asks("b"), "IN_PROGRESS").LapsesIn
+		w.pass(in - 1)
+		if left := w.told(t, asks("b"), "IN_PROGRESS").LapsesIn; left != 1 {
+			t.Errorf("%v are left of the last nanosecond", left)
+		}
+		w.pass(1)
+		if never {
+			w.told(t, asks("b"), "UNKNOWN_OUTCOME")
+		} else {
+			w.told(t, asks("b"), "FIRST 2 LAPSED")
+		}
 	}
 }
 

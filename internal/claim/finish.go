@@ -129,7 +129,7 @@ func Mark(rec *Record, opened bool, m Moment) *Record {
 		Namespace: rec.Namespace,
 		Key:       rec.Key,
 		KeyUntil:  m.Now,
-		Forgotten: &Forgotten{Opened: opened, At: m.Wall},
+		Forgotten: &Forgotten{Opened: opened, AtOnce: opened && rec.Forgotten == nil, At: m.Wall},
 	}
 }
 

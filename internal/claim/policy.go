@@ -12,8 +12,9 @@ type Policy struct {
 	MaxAttempts        int32
 	RequireFingerprint bool
 	MaxResultBytes     int64
-	// CacheTTLMax bounds how long a finished record is cached.
-	CacheTTLMax time.Duration
+	// CacheTTLMin and CacheTTLMax bound for how long a finished record is cached: within
+	// them it is as long as such keys come back, see package recency.
+	CacheTTLMin, CacheTTLMax time.Duration
 	// ReplayWithoutEtcd: while etcd cannot decide, what was surely finished is
 	// replayed from a cache, marked stale.
 	ReplayWithoutEtcd bool

@@ -145,12 +145,17 @@ type Record struct {
 	Labels  map[string]string
 	// Forgotten is set once the key is to be forgotten: nothing else counts.
 	Forgotten *Forgotten
+	// Encoded is set by a cache that keeps records as they are sent: what a caller is told
+	// of this one, all but its deadlines. Result and Failure are in it alone.
+	Encoded []byte
 }
 
 // Forgotten is the mark of a forget.
 type Forgotten struct {
 	// Opened: the key is new again. Until then Begin is held.
 	Opened bool
+	// AtOnce: it was opened from the start, and no held mark has told of the forget.
+	AtOnce bool
 	At     time.Time
 }
 
@@ -172,6 +177,12 @@ func (r *Record) Gone(now Instant) bool {
 		return r.Forgotten.Opened
 	}
 	return !r.Undated() && past(r.KeyUntil, now)
+}
+
+// Forgets reports whether writing this record forgot the key: it is the first mark of a
+// forget, held or opened at once.
+func (r *Record) Forgets() bool {
+	return r.Forgotten != nil && (!r.Forgotten.Opened || r.Forgotten.AtOnce)
 }
 
 // held reports whether a forget is under way.
@@ -214,6 +225,15 @@ func (r *Record) StateAt(now Instant) State {
 	return r.State
 }
 
+// CachedUntil is the first moment at which a cache may no longer answer with a finished
+// record; 0 if that lacks a deadline, and no cache may.
+func (r *Record) CachedUntil() Instant {
+	if r.Undated() {
+		return 0
+	}
+	return min(r.ResultUntil, r.KeyUntil).Add(-CacheMargin)
+}
+
 // usedUp reports whether the key may not be claimed again without an operator.
 func (r *Record) usedUp(p Policy) bool {
 	return p.MaxAttempts > 0 && r.Attempt-r.AttemptsForgiven >= p.MaxAttempts
@@ -222,10 +242,14 @@ func (r *Record) usedUp(p Policy) bool {
 // At returns the record as a caller may see it now: its state computed, its
 // result dropped once that is no longer kept.
 func (r *Record) At(now Instant) *Record {
+	over := past(r.ResultUntil, now)
+	if r.State.Finished() && r.FinishRevision != 0 && !over {
+		return r // as it is: a cache tells one many times
+	}
 	seen := *r
 	seen.State = r.StateAt(now)
-	if past(r.ResultUntil, now) {
-		seen.Result = nil
+	if over {
+		seen.Result, seen.Encoded = nil, nil
 		if r.State == Failed {
 			seen.Failure = nil
 		}

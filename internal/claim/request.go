@@ -146,6 +146,13 @@ func (r *ExtendRequest) Validate() error {
 	return nil
 }
 
+// GetRequest asks what became of a key.
+type GetRequest struct {
+	Namespace, Key string
+	// Cached: an answer that was true within the last BelievedFor will do.
+	Cached bool
+}
+
 // ResolveRequest is an operator's word on what became of a key.
 type ResolveRequest struct {
 	Namespace, Key string

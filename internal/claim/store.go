@@ -26,8 +26,8 @@ type Store interface {
 	Finish(ctx context.Context, req *FinishRequest) (Found, error)
 	// Extend returns the claim with its new deadline.
 	Extend(ctx context.Context, req *ExtendRequest) (*Grant, error)
-	// Get is linearizable.
-	Get(ctx context.Context, namespace, key string) (Found, error)
+	// Get is linearizable, unless the request says otherwise.
+	Get(ctx context.Context, req *GetRequest) (Found, error)
 	// Resolve carries out an operator's word.
 	Resolve(ctx context.Context, req *ResolveRequest) (Found, error)
 	// Forget returns the revision of the mark, once no cache can replay the old
@@ -73,5 +73,19 @@ type Page struct {
 	Records []*Record
 	Now     Instant
 	// Next is "" on the last page.
+	Next string
+}
+
+// Piece is a namespace's records in a part of the key space, as they were at one
+// revision. Pieces that are read one after another have revisions that never fall; no
+// one revision is all of theirs.
+type Piece struct {
+	Records  []*Record
+	Now      Instant
+	Revision int64
+	// Before is where the part ends: it has all of etcd's keys that are less, and not in
+	// the part before. "" with the last one.
+	Before string
+	// Next is where the next piece begins; "" with the last one.
 	Next string
 }

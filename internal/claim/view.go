@@ -27,9 +27,10 @@ type View struct {
 	// Believed: this node knows of every change of the epochs that was committed
 	// until BelievedFor ago. Only then may what is cached under them be told.
 	Believed bool
-	// BypassRedis is a switch: Redis is neither asked nor written.
-	BypassRedis bool
-	Sealer      Sealer
+	// BypassRedis is a switch: Redis is neither asked nor written. BypassMemory is another:
+	// a node's memory is not.
+	BypassRedis, BypassMemory bool
+	Sealer                    Sealer
 	// Policies are those of declared namespaces; never changed once seen.
 	Policies map[string]Policy
 	// Default is the policy of every other namespace, unless RefuseUndeclared.
@@ -61,6 +62,20 @@ func (v *View) SlotEpoch(slot int) int64 {
 	}
 	return v.SlotEpochs[slot]
 }
+
+// Epochs are those under which something of one slot is cached. They stand for all that
+// was taken back: what is cached under others is not to be told.
+type Epochs struct {
+	Cluster ID
+	Slot    int64
+}
+
+// Epochs are those of a slot.
+func (v *View) Epochs(slot int) Epochs { return Epochs{v.Epoch, v.SlotEpoch(slot)} }
+
+// Latest is the newest tick and all the time since, by which what is cached is told while
+// etcd cannot be asked: it is never told for too long.
+func (v *View) Latest() Instant { return v.Tick.Time.Add(v.TickAge) }
 
 // Seen is what a transaction read of the guard and the tick.
 type Seen struct {

@@ -171,12 +171,12 @@ func (s *Memory) Extend(_ context.Context, req *claim.ExtendRequest) (*claim.Gra
 }
 
 // Get implements claim.Store.
-func (s *Memory) Get(_ context.Context, namespace, key string) (claim.Found, error) {
+func (s *Memory) Get(_ context.Context, req *claim.GetRequest) (claim.Found, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := name{namespace, key}
+	n := name{req.Namespace, req.Key}
 	rec, m := s.look(n)
-	if err := claim.Known(rec, namespace, m); err != nil {
+	if err := claim.Known(rec, req.Namespace, m); err != nil {
 		return claim.Found{}, err
 	}
 	return s.settle(n, m, rec, nil), nil

@@ -67,7 +67,7 @@ func TestMemoryHoldsTheKeyWhileItIsForgotten(t *testing.T) {
 			if got := verdict(t, s); got != claim.InProgress {
 				t.Errorf("held: verdict %d", got)
 			}
-			if _, err := s.Get(ctx, "pay", "k"); claim.ReasonOf(err) != claim.RecordNotFound {
+			if _, err := s.Get(ctx, &claim.GetRequest{Namespace: "pay", Key: "k"}); claim.ReasonOf(err) != claim.RecordNotFound {
 				t.Errorf("held: Get: %v", err)
 			}
 			if page, err := s.List(ctx, &claim.ListRequest{Namespace: "pay", Size: 10}); err != nil || len(page.Records) != 0 {

@@ -107,7 +107,7 @@ func (p *pair) act(ctx context.Context, side int, store claim.Store, key string,
 		f, err := store.Resolve(ctx, req)
 		return tellFound(f, err)
 	}
-	f, err := store.Get(ctx, p.ns, key)
+	f, err := store.Get(ctx, &claim.GetRequest{Namespace: p.ns, Key: key})
 	return tellFound(f, err)
 }
 

@@ -187,7 +187,7 @@ func takeoverNever(b *bench) {
 	b.lapse()
 	for _, key := range []string{"late", "asked", "extended"} {
 		b.told(key, claim.OutcomeUnknown)
-		if f, err := b.Store.Get(b.Context(), b.ns, key); err != nil || f.Record.State != claim.Unknown {
+		if f, err := b.Store.Get(b.Context(), &claim.GetRequest{Namespace: b.ns, Key: key}); err != nil || f.Record.State != claim.Unknown {
 			b.Fatalf("Get %s: %+v, %v", key, f.Record, err)
 		}
 	}
@@ -328,13 +328,13 @@ func extend(b *bench) {
 }
 
 func get(b *bench) {
-	_, err := b.Store.Get(b.Context(), b.ns, "k")
+	_, err := b.Store.Get(b.Context(), &claim.GetRequest{Namespace: b.ns, Key: "k"})
 	b.refuses(err, claim.RecordNotFound)
 	req := b.asks("k")
 	req.Operation, req.Owner, req.Fingerprint = "capture", "erp-1", bytes.Repeat([]byte{1}, 32)
 	req.Labels, req.TraceID = map[string]string{"plant": "7"}, bytes.Repeat([]byte{2}, 16)
 	g := b.toldOf(req, claim.First).Claim
-	f, err := b.Store.Get(b.Context(), b.ns, "k")
+	f, err := b.Store.Get(b.Context(), &claim.GetRequest{Namespace: b.ns, Key: "k"})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -347,7 +347,7 @@ func get(b *bench) {
 		b.Fatalf("pending: %v left of %+v", left, f)
 	}
 	done := b.finishes("k", g.Token, done, claim.Succeeded)
-	f, err = b.Store.Get(b.Context(), b.ns, "k")
+	f, err = b.Store.Get(b.Context(), &claim.GetRequest{Namespace: b.ns, Key: "k"})
 	if err != nil || f.Record.State != claim.Succeeded || string(f.Record.Result.Body) != "done\x00\xff" || f.Record.Revision != done.Record.Revision || f.Record.FinishedAt.IsZero() || f.Record.LeaseUntil != 0 {
 		b.Fatalf("finished: %+v, %v", f.Record, err)
 	}
@@ -418,7 +418,7 @@ func forget(b *bench) {
 	if err != nil || revision <= 0 {
 		b.Fatalf("forget: %d, %v", revision, err)
 	}
-	_, err = b.Store.Get(b.Context(), b.ns, "k")
+	_, err = b.Store.Get(b.Context(), &claim.GetRequest{Namespace: b.ns, Key: "k"})
 	b.refuses(err, claim.RecordNotFound)
 	_, err = b.finish("k", g.Token, done)
 	b.refuses(err, claim.RecordNotFound)
@@ -437,7 +437,8 @@ func forget(b *bench) {
 }
 
 // H05: while a forget is under way, Begins are held: a caller sees the old answer,
-// then IN_PROGRESS, then FIRST, in this order, and FIRST by the time it has answered.
+// then IN_PROGRESS, then FIRST, in this order, and FIRST by the time it has answered. Only a
+// cache may still tell the old answer meanwhile: of another node, that has not heard of it.
 func forgetAgainstBegins(b *bench) {
 	g := b.first("k", "", 0)
 	b.finishes("k", g.Token, done, claim.Succeeded)
@@ -456,6 +457,9 @@ func forgetAgainstBegins(b *bench) {
 			break
 		}
 		now := slices.Index(order, a.Verdict)
+		if now == 0 && at == 1 && !over && a.Source != claim.SourceEtcd {
+			continue
+		}
 		if now < at || over && now != 2 {
 			b.Errorf("verdict %d after %d; forget has answered: %v", a.Verdict, order[at], over)
 			break
@@ -489,7 +493,7 @@ func expiry(b *bench) {
 		if a.KeyAction() != want || a.Record.FinishedAt.IsZero() || len(a.Record.Digest) != 32 || a.Record.Result != nil || a.Record.Failure != nil {
 			b.Fatalf("%s: %+v, key action %d", key, a.Record, a.KeyAction())
 		}
-		if f, err := b.Store.Get(b.Context(), b.ns, key); err != nil || f.Record.Result != nil || f.Record.Failure != nil || len(f.Record.Digest) != 32 {
+		if f, err := b.Store.Get(b.Context(), &claim.GetRequest{Namespace: b.ns, Key: key}); err != nil || f.Record.Result != nil || f.Record.Failure != nil || len(f.Record.Digest) != 32 {
 			b.Fatalf("%s: %+v, %v", key, f.Record, err)
 		}
 	}
@@ -497,7 +501,7 @@ func expiry(b *bench) {
 	b.refuses(err, claim.RecordNotFound)
 	_, err = b.extend("gone", g.Token, time.Hour)
 	b.refuses(err, claim.RecordNotFound)
-	_, err = b.Store.Get(b.Context(), b.ns, "gone")
+	_, err = b.Store.Get(b.Context(), &claim.GetRequest{Namespace: b.ns, Key: "gone"})
 	b.refuses(err, claim.RecordNotFound)
 	if next := b.first("gone", "r", 0); next.Attempt != 1 || next.Previous != claim.PreviousNone || next.Fence <= g.Fence {
 		b.Fatalf("%+v after %+v", next, g)
@@ -531,7 +535,7 @@ func refusals(b *bench) {
 		_, err := b.Store.Begin(b.Context(), req)
 		b.refuses(err, claim.LeaseInvalid)
 	}
-	_, err := b.Store.Get(b.Context(), b.ns, "k")
+	_, err := b.Store.Get(b.Context(), &claim.GetRequest{Namespace: b.ns, Key: "k"})
 	b.refuses(err, claim.RecordNotFound)
 	g := b.first("k", "", 0)
 	_, err = b.Store.Finish(b.Context(), &claim.FinishRequest{Namespace: b.ns, Key: "never-begun", Token: g.Token})

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -177,6 +179,32 @@ func (c *Cluster) partition(i int, cut bool) {
 			other.Server.MendPeer(one.Server.MemberID())
 		}
 	}
+}
+
+// Backup copies a member's data as it is on disk; the member is killed for it and
+// restarted.
+func (c *Cluster) Backup(i int) (dir string) {
+	c.t.Helper()
+	dir = filepath.Join(c.t.TempDir(), "backup")
+	c.Kill(i)
+	if err := os.CopyFS(dir, os.DirFS(c.Dir(i))); err != nil {
+		c.t.Fatalf("back etcd up: %v", err)
+	}
+	c.Restart(i)
+	return dir
+}
+
+// Restore kills a member, puts a backup in the place of its data, and restarts it.
+func (c *Cluster) Restore(i int, dir string) {
+	c.t.Helper()
+	c.Kill(i)
+	if err := os.RemoveAll(c.Dir(i)); err != nil {
+		c.t.Fatalf("restore etcd: %v", err)
+	}
+	if err := os.CopyFS(c.Dir(i), os.DirFS(dir)); err != nil {
+		c.t.Fatalf("restore etcd: %v", err)
+	}
+	c.Restart(i)
 }
 
 // Dir is a member's data directory.

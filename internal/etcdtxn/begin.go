@@ -75,7 +75,7 @@ func (s *Store) beginOnce(ctx context.Context, name layout.Name, reqs []*claim.B
 	now := s.elapsed(c.outcome)
 	for i := range begun {
 		a := &begun[i].Answer
-		a.Source = claim.SourceEtcd
+		a.Source, a.Guard = claim.SourceEtcd, c.view.Guard
 		if i >= writer && begun[i].Err == nil {
 			a.Now, a.Revision = c.now, c.record.Revision
 		}

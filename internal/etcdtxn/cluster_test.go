@@ -3,8 +3,6 @@ package etcdtxn_test
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -83,7 +81,7 @@ func TestLeaderKilledMidFlight(t *testing.T) {
 	checked := 0
 	finished.Range(func(key, body any) bool {
 		checked++
-		f, err := all[0].Get(within(t, 20*time.Second), "ns", key.(string))
+		f, err := all[0].Get(within(t, 20*time.Second), &claim.GetRequest{Namespace: "ns", Key: key.(string)})
 		if err != nil || string(f.Record.Result.Body) != body.(string) {
 			t.Errorf("%s: %v, told %q", key, err, body)
 		}
@@ -307,28 +305,5 @@ func TestH35PolicyStormUnderLoad(t *testing.T) {
 	}
 	if refused > puts*(callers+1) {
 		t.Errorf("%d refusals for %d changes and %d callers", refused, puts, callers)
-	}
-}
-
-// snapshotOf copies a member's data as it is on disk, with the member stopped.
-func snapshotOf(t *testing.T, c *etcdtest.Cluster) string {
-	t.Helper()
-	c.Kill(0)
-	dir := t.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, "data"), os.DirFS(c.Dir(0))); err != nil {
-		t.Fatal(err)
-	}
-	c.Restart(0)
-	return filepath.Join(dir, "data")
-}
-
-// restore puts a copy back in the place of a stopped member's data.
-func restore(t *testing.T, c *etcdtest.Cluster, snapshot string) {
-	t.Helper()
-	if err := os.RemoveAll(c.Dir(0)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.CopyFS(c.Dir(0), os.DirFS(snapshot)); err != nil {
-		t.Fatal(err)
 	}
 }

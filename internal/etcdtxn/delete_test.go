@@ -29,7 +29,7 @@ func TestNothingEndsTheHoldOfAForcedDelete(t *testing.T) {
 	}()
 	other.knowsPolicy(t, func(p claim.Policy) bool { return p.Held })
 	eventually(t, 10*time.Second, "the record to be marked", func() error {
-		_, err := other.Get(within(t, 10*time.Second), "ns", "k")
+		_, err := other.Get(within(t, 10*time.Second), &claim.GetRequest{Namespace: "ns", Key: "k"})
 		if claim.ReasonOf(err) != claim.RecordNotFound {
 			return errors.New("it is there")
 		}
@@ -67,7 +67,7 @@ func TestCloseAbandonsDeadReads(t *testing.T) {
 	for i := range 2000 {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		if _, err := cut.Get(ctx, "ns", fmt.Sprint("k", i)); err == nil {
+		if _, err := cut.Get(ctx, &claim.GetRequest{Namespace: "ns", Key: fmt.Sprint("k", i)}); err == nil {
 			t.Fatal("it was answered")
 		}
 	}

@@ -192,7 +192,7 @@ func TestPutSwitch(t *testing.T) {
 	t.Parallel()
 	c, n := one(t)
 	other := startNode(t, c.Client(), options{})
-	if all := n.follower.Switches(); len(all) != 1 || all[0].Name != policy.BypassRedis || all[0].On || n.view(t).BypassRedis {
+	if all := n.follower.Switches(); len(all) != 2 || all[1].Name != policy.BypassRedis || all[1].On || n.view(t).BypassRedis {
 		t.Fatalf("before any put: %+v", all)
 	}
 	type answer struct {
@@ -215,7 +215,7 @@ func TestPutSwitch(t *testing.T) {
 		t.Errorf("answered %v after its commit", took)
 	}
 	for _, m := range []*node{n, other} {
-		if all := m.follower.Switches(); !m.view(t).BypassRedis || all[0] != got.sw {
+		if all := m.follower.Switches(); !m.view(t).BypassRedis || m.view(t).BypassMemory || all[1] != got.sw {
 			t.Errorf("a node has %+v, told was %+v", all, got.sw)
 		}
 	}
@@ -229,7 +229,7 @@ func TestPutSwitch(t *testing.T) {
 	if n.view(t).BypassRedis || other.view(t).BypassRedis {
 		t.Error("still on")
 	}
-	_, err := n.PutSwitch(ctx, policy.Switch{Name: "bypass-memory", On: true, Reason: "test"})
+	_, err := n.PutSwitch(ctx, policy.Switch{Name: "read-only", On: true, Reason: "test"})
 	wantReason(t, err, claim.RequestInvalid)
 	_, err = n.PutSwitch(ctx, policy.Switch{Name: policy.BypassRedis, On: true})
 	wantReason(t, err, claim.RequestInvalid)

@@ -8,12 +8,12 @@ import (
 )
 
 // Get reads a record, linearizably and under the guard.
-func (s *Store) Get(ctx context.Context, namespace, key string) (claim.Found, error) {
+func (s *Store) Get(ctx context.Context, req *claim.GetRequest) (claim.Found, error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	c, err := s.onRecord(ctx, business{kind: "get", namespace: namespace, key: key, name: layout.NameOf(namespace, key)},
+	c, err := s.onRecord(ctx, business{kind: "get", namespace: req.Namespace, key: req.Key, name: layout.NameOf(req.Namespace, req.Key)},
 		func(rec *claim.Record, m claim.Moment) (*claim.Record, error) {
-			return nil, claim.Known(rec, namespace, m)
+			return nil, claim.Known(rec, req.Namespace, m)
 		})
 	if err != nil {
 		return claim.Found{}, err

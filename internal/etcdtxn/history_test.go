@@ -67,7 +67,7 @@ func revisionUsedAgain(t *testing.T, pauseAfterViews int) {
 	p := &pausing{}
 	n := startNode(t, c.Client(), options{byHand: true, view: func(v etcdtxn.Viewer) etcdtxn.Viewer { p.Viewer = v; return p }})
 	other := startNode(t, c.Client(), options{byHand: true})
-	snapshot := snapshotOf(t, c)
+	snapshot := c.Backup(0)
 	n.awaitReady(t)
 	other.awaitReady(t)
 	fillUp := func() int64 {
@@ -94,9 +94,7 @@ func revisionUsedAgain(t *testing.T, pauseAfterViews int) {
 		go func() { done <- late() }()
 		<-p.reached
 	}
-	c.Kill(0)
-	restore(t, c, snapshot)
-	c.Restart(0)
+	c.Restore(0, snapshot)
 	for _, one := range []*node{n, other} {
 		eventually(t, 30*time.Second, "the restore to be noticed", func() error {
 			if s := one.follower.Status(); s.Restored == 0 || s.Applied >= a.Revision {
@@ -309,7 +307,7 @@ func TestRestoreIsListedOnce(t *testing.T) {
 	t.Parallel()
 	c := etcdtest.Start(t, 1)
 	n := startNode(t, c.Client(), options{keeps: true})
-	snapshot := snapshotOf(t, c)
+	snapshot := c.Backup(0)
 	n.awaitReady(t)
 	for i := range 2000 {
 		if _, err := n.client.Put(within(t, 10*time.Second), "/filler", fmt.Sprint(i)); err != nil {
@@ -317,9 +315,7 @@ func TestRestoreIsListedOnce(t *testing.T) {
 		}
 	}
 	n.passes(t, time.Second)
-	c.Kill(0)
-	restore(t, c, snapshot)
-	c.Restart(0)
+	c.Restore(0, snapshot)
 	eventually(t, 30*time.Second, "the restore to be noticed", func() error {
 		if n.follower.Status().Restored == 0 {
 			return errors.New("not noticed")

@@ -96,9 +96,34 @@ func (s *Store) scanUntil(ctx context.Context, namespace string, at cursor, unti
 		if !until.IsZero() && at != first && time.Now().After(until) {
 			return at, nil
 		}
-		v, err := s.cfg.View.View()
+		answers, now, _, err := s.readSlots(ctx, namespace, at, slots, wait)
 		if err != nil {
 			return at, err
+		}
+		found := 0
+		for _, a := range answers {
+			found += len(a.GetResponseRange().GetKvs())
+		}
+		slots = min(2*slots, slotsARead)
+		if found >= recordsARead {
+			slots = 1
+		}
+		stop := false
+		if at, stop, err = handOn(namespace, at, now, answers, unreadable, more); err != nil || stop {
+			return at, err
+		}
+	}
+	return at, nil
+}
+
+// readSlots reads a namespace's records in so many consecutive slots from a place, flat
+// and linearizably; of each slot at most recordsARead. It returns when that was, and
+// etcd's revision then.
+func (s *Store) readSlots(ctx context.Context, namespace string, at cursor, slots int, wait *backoff.ExponentialBackOff) ([]*pb.ResponseOp, claim.Instant, int64, error) {
+	for {
+		v, err := s.cfg.View.View()
+		if err != nil {
+			return nil, 0, 0, err
 		}
 		var ops []*pb.RequestOp
 		for slot := at.slot; slot < min(at.slot+min(slots, s.commits.allowed()-2), claim.Slots); slot++ {
@@ -116,33 +141,20 @@ func (s *Store) scanUntil(ctx context.Context, namespace string, at cursor, unti
 		if err != nil {
 			s.observe("list", string(classOf(err)), began)
 			if err := s.pause(ctx, wait, err, false); err != nil {
-				return at, err
+				return nil, 0, 0, err
 			}
 			continue
 		}
 		if !see.saw.Matches(&v) {
 			s.observe("list", "refused", began)
 			if err := s.catchUp(ctx, &v, see); err != nil {
-				return at, err
+				return nil, 0, 0, err
 			}
 			continue
 		}
 		s.observe("list", "ok", began)
-		now := max(v.Now, see.saw.Tick.Time)
-		found := 0
-		for _, a := range answers {
-			found += len(a.GetResponseRange().GetKvs())
-		}
-		slots = min(2*slots, slotsARead)
-		if found >= recordsARead {
-			slots = 1
-		}
-		stop := false
-		if at, stop, err = handOn(namespace, at, now, answers, unreadable, more); err != nil || stop {
-			return at, err
-		}
+		return answers, max(v.Now, see.saw.Tick.Time), see.revision, nil
 	}
-	return at, nil
 }
 
 // handOn gives the records of consecutive slots to more, until it wants no more.

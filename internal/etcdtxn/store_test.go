@@ -238,7 +238,7 @@ func TestResolveThroughTheStore(t *testing.T) {
 	wantReason(t, err, claim.ClaimLive)
 	n.passes(t, 1600*time.Millisecond)
 	want(t, n.begin(t, claim.BeginRequest{}), claim.OutcomeUnknown)
-	if f, err := n.Get(ctx, "ns", "k"); err != nil || f.Record.State != claim.Unknown {
+	if f, err := n.Get(ctx, &claim.GetRequest{Namespace: "ns", Key: "k"}); err != nil || f.Record.State != claim.Unknown {
 		t.Fatalf("get: %+v, %v", f.Record, err)
 	}
 	if f, err := n.Resolve(ctx, resolve); err != nil || f.Record.State != claim.Succeeded {
@@ -341,7 +341,7 @@ func TestH12FinishedElsewhereAMomentAgo(t *testing.T) {
 		key := fmt.Sprintf("k%d", i)
 		a := n.begin(t, claim.BeginRequest{Key: key})
 		n.complete(t, key, a.Claim.Token, key)
-		f, err := other.Get(within(t, 10*time.Second), "ns", key)
+		f, err := other.Get(within(t, 10*time.Second), &claim.GetRequest{Namespace: "ns", Key: key})
 		if err != nil || f.Record.State != claim.Succeeded || string(f.Record.Result.Body) != key {
 			t.Fatalf("%s: %+v, %v", key, f.Record, err)
 		}

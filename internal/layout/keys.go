@@ -19,6 +19,7 @@ import (
 const (
 	Root     = "/dualcheck/v1"
 	Records  = Root + "/r/"
+	Statuses = Root + "/s/"
 	Policies = Root + "/p/"
 	Meta     = Root + "/m/"
 
@@ -80,6 +81,15 @@ func appendNamespaceID(to []byte, namespace string) []byte {
 // RecordsOf is the prefix of a namespace's records in one slot, 0 ... claim.Slots-1.
 func RecordsOf(slot int, namespace string) string {
 	return fmt.Sprintf("%s%03x/%s/", Records, slot, NamespaceID(namespace))
+}
+
+// NamespaceIn is the NamespaceID in a record's key; false if it is no record's key.
+func NamespaceIn(key string) (string, bool) {
+	const at = len(Records) + slotDigits + 1
+	if len(key) != at+namespaceDigits+1+hashDigits || !strings.HasPrefix(key, Records) {
+		return "", false
+	}
+	return key[at : at+namespaceDigits], true
 }
 
 // PolicyOf is the key of a namespace's policy.

@@ -31,6 +31,7 @@ func TestNamesAreStable(t *testing.T) {
 		{layout.Guard, "/dualcheck/v1/m/guard"},
 		{layout.Epoch, "/dualcheck/v1/m/epoch"},
 		{layout.SwitchOf(policy.BypassRedis), "/dualcheck/v1/m/s/bypass-redis"},
+		{layout.SwitchOf(policy.BypassMemory), "/dualcheck/v1/m/s/bypass-memory"},
 		{layout.Secret, "/dualcheck/v1/m/secret"},
 	} {
 		if c.got != c.want {

@@ -65,7 +65,7 @@ func EncodeRecord(r *claim.Record) ([]byte, error) {
 		}
 	}
 	if r.Forgotten != nil {
-		m.Forgotten = &storagev1.Forgotten{Opened: r.Forgotten.Opened, AtWallNs: wallNs(r.Forgotten.At)}
+		m.Forgotten = &storagev1.Forgotten{Opened: r.Forgotten.Opened, AtOnce: r.Forgotten.AtOnce, AtWallNs: wallNs(r.Forgotten.At)}
 	}
 	b, err := deterministic.Marshal(m)
 	if err != nil {
@@ -136,7 +136,7 @@ func DecodeRecord(value []byte, revision int64, namespace, key string) (*claim.R
 		}
 	}
 	if g := m.GetForgotten(); g != nil {
-		r.Forgotten = &claim.Forgotten{Opened: g.GetOpened(), At: wall(g.GetAtWallNs())}
+		r.Forgotten = &claim.Forgotten{Opened: g.GetOpened(), AtOnce: g.GetAtOnce(), At: wall(g.GetAtWallNs())}
 	}
 	return r, nil
 }

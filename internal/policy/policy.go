@@ -128,6 +128,7 @@ func (n Namespace) Claim() claim.Policy {
 		MaxAttempts:        p.MaxAttempts,
 		RequireFingerprint: p.RequireFingerprint,
 		MaxResultBytes:     p.MaxResultBytes,
+		CacheTTLMin:        *p.CacheTTLMin,
 		CacheTTLMax:        *p.CacheTTLMax,
 		ReplayWithoutEtcd:  p.WithoutEtcd == ReplayOnly,
 		Held:               n.Deleting,

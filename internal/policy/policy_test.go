@@ -58,7 +58,7 @@ func TestClaimPolicy(t *testing.T) {
 			DefaultLease: 10 * time.Second, MaxLease: 10 * time.Second, ResultRetention: day, KeyRetention: 3 * day, MaxResultBytes: 256 << 10,
 		}},
 	} {
-		c.want.CacheTTLMax = 2 * time.Hour
+		c.want.CacheTTLMin, c.want.CacheTTLMax = 5*time.Minute, 2*time.Hour
 		if got := c.n.Claim(); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.what, got, c.want)
 		}

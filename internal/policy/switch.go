@@ -19,14 +19,18 @@ type Switch struct {
 	ChangedAt time.Time
 }
 
-// BypassRedis is the name of a switch.
-const BypassRedis = "bypass-redis"
+// The names of the switches.
+const (
+	BypassRedis  = "bypass-redis"
+	BypassMemory = "bypass-memory"
+)
 
 // switches are those that this version obeys, and what each does while it is on. The
 // names are keys in etcd and words of the contract: none is ever changed. What obeys
 // one finds it in claim.View.
 var switches = map[string]string{
-	BypassRedis: "Redis is neither asked nor written",
+	BypassRedis:  "Redis is neither asked nor written",
+	BypassMemory: "the nodes' own memory is neither asked nor filled",
 }
 
 // SwitchNames lists the switches that this version obeys.

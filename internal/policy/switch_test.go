@@ -16,6 +16,7 @@ func TestSwitchesAreValidated(t *testing.T) {
 	}{
 		{policy.Switch{Name: policy.BypassRedis, Reason: "r"}, ""},
 		{policy.Switch{Name: policy.BypassRedis, On: true, Reason: strings.Repeat("x", claim.MaxReason)}, ""},
+		{policy.Switch{Name: policy.BypassMemory, Reason: "r"}, ""},
 		{policy.Switch{Reason: "r"}, "switch.name"},
 		{policy.Switch{Name: "read-only", Reason: "r"}, "switch.name"},
 		{policy.Switch{Name: "Bypass-Redis", Reason: "r"}, "switch.name"},

@@ -134,8 +134,8 @@ func (c contract) Extend(ctx context.Context, req *claim.ExtendRequest) (*claim.
 	return &claim.Grant{Token: m.GetToken(), Attempt: m.GetAttempt(), Fence: m.GetFence(), Left: m.GetLeaseLeft().AsDuration(), Previous: claim.Previous(m.GetPrevious())}, nil
 }
 
-func (c contract) Get(ctx context.Context, namespace, key string) (claim.Found, error) {
-	told, err := c.dedup().Get(ctx, &dualcheckv1.GetRequest{Namespace: namespace, Key: key})
+func (c contract) Get(ctx context.Context, req *claim.GetRequest) (claim.Found, error) {
+	told, err := c.dedup().Get(ctx, &dualcheckv1.GetRequest{Namespace: req.Namespace, Key: req.Key, Cached: req.Cached})
 	if err != nil {
 		return claim.Found{}, statusOf(err)
 	}

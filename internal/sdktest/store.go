@@ -204,8 +204,12 @@ func (s *Store) Extend(ctx context.Context, req *claim.ExtendRequest) (*claim.Gr
 }
 
 // Get implements claim.Store.
-func (s *Store) Get(ctx context.Context, namespace, key string) (claim.Found, error) {
-	stored, err := s.anyone().Get(ctx, dualcheck.Key{Namespace: namespace, Key: key})
+func (s *Store) Get(ctx context.Context, req *claim.GetRequest) (claim.Found, error) {
+	var opts []dualcheck.CallOption
+	if req.Cached {
+		opts = append(opts, dualcheck.Cached())
+	}
+	stored, err := s.anyone().Get(ctx, dualcheck.Key{Namespace: req.Namespace, Key: req.Key}, opts...)
 	if err != nil {
 		return claim.Found{}, errorOf(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/dualcheck/dualcheck/internal/rediscache"
 	"github.com/dualcheck/dualcheck/internal/redistest"
 	"github.com/dualcheck/dualcheck/internal/sdktest"
+	"github.com/dualcheck/dualcheck/internal/server"
 )
 
 func TestMain(m *testing.M) { os.Exit(etcdtest.Main(m)) }
@@ -46,30 +47,35 @@ func TestSuiteOverMemory(t *testing.T) {
 	}
 }
 
-// What every Store must do holds over whole nodes, Redis and etcd, through the SDK's
-// stream and through batches, whichever node a key's calls go to.
+// What every Store must do holds over whole nodes, memory, Redis and etcd, through the
+// SDK's stream and through batches, whichever node a key's calls go to. The first node has
+// no memory, so that Redis answers too.
 func TestSuite(t *testing.T) {
 	etcd, redis := etcdtest.Start(t, 1), redistest.Start(t)
 	var all []*nodetest.Node
 	var addrs []string
 	for i := range 3 {
 		n := nodetest.Start(t, nodetest.Options{
-			Client: etcd.Client(), Idle: i > 0,
+			Client: etcd.Client(), Idle: i > 0, Memory: int64(i) << 20, Encode: server.EncodeRecord,
 			Redis: rediscache.Server{Mode: rediscache.Standalone, Addrs: []string{redis.Addr()}},
 		})
 		all, addrs = append(all, n), append(addrs, sdktest.Serve(t, n, n.Follower.Ready).Addr())
 	}
 	t.Cleanup(func() {
-		hits := 0
+		hits, remembered := 0, 0
 		for _, n := range all {
 			t.Log(n.Seen)
 			hits += n.Seen.Of("look hit")
+			remembered += n.Seen.Of("remembered hit")
 			if n.Seen.Of("etcd begin ok") == 0 {
 				t.Errorf("node %s gave no claim: nothing was tested there", n.ID)
 			}
 		}
 		if hits == 0 {
 			t.Error("Redis never answered: nothing was tested")
+		}
+		if remembered == 0 {
+			t.Error("memory never answered: nothing was tested")
 		}
 	})
 	for _, way := range ways {

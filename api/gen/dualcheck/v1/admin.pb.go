@@ -209,8 +209,10 @@ type Policy struct {
 	RequireFingerprint bool `protobuf:"varint,8,opt,name=require_fingerprint,json=requireFingerprint,proto3" json:"require_fingerprint,omitempty"`
 	// 256 KiB; up to 1 MiB.
 	MaxResultBytes int64 `protobuf:"varint,9,opt,name=max_result_bytes,json=maxResultBytes,proto3" json:"max_result_bytes,omitempty"`
-	// 5 min and 2 h: for how long caches keep what is finished; never beyond the
-	// record. Redis keeps it for cache_ttl_max; cache_ttl_min changes nothing yet.
+	// 5 min and 2 h: for how long caches keep what is finished, at least and at most;
+	// never beyond the record. In between it is as long as keys of the namespace, or of
+	// one value of the label "supplier" in it, are seen to come back; cache_ttl_max
+	// until enough of them have been seen. Both alike: always that long.
 	CacheTtlMin *durationpb.Duration `protobuf:"bytes,10,opt,name=cache_ttl_min,json=cacheTtlMin,proto3" json:"cache_ttl_min,omitempty"`
 	CacheTtlMax *durationpb.Duration `protobuf:"bytes,11,opt,name=cache_ttl_max,json=cacheTtlMax,proto3" json:"cache_ttl_max,omitempty"`
 	// Which calls are enforced; left out: all. Not served yet: POLICY_INVALID.
@@ -1759,7 +1761,8 @@ func (x *Repair) GetNode() string {
 
 // Switch is a cluster-wide lever. There is:
 //
-//	bypass-redis  Redis is neither asked nor written.
+//	bypass-memory  The nodes' own memory is neither asked nor filled.
+//	bypass-redis   Redis is neither asked nor written.
 type Switch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`

@@ -27,8 +27,11 @@ type EventType int32
 
 const (
 	EventType_EVENT_TYPE_UNSPECIFIED EventType = 0
-	EventType_EVENT_TYPE_PUT         EventType = 1
-	// Forgotten. Expiry is no event: key_until told it.
+	// It is as the event says: its claim was given, extended, finished or released,
+	// or an operator said what became of it.
+	EventType_EVENT_TYPE_PUT EventType = 1
+	// Forgotten. Expiry is no event: key_until told it. Neither is the end of a
+	// lease: the next claim is.
 	EventType_EVENT_TYPE_DELETE EventType = 2
 )
 
@@ -79,7 +82,8 @@ type EventKind int32
 const (
 	EventKind_EVENT_KIND_UNSPECIFIED EventKind = 0
 	EventKind_EVENT_KIND_RECORD      EventKind = 1
-	EventKind_EVENT_KIND_STATUS      EventKind = 2
+	// Not told yet: there are no statuses.
+	EventKind_EVENT_KIND_STATUS EventKind = 2
 )
 
 // Enum value maps for EventKind.
@@ -127,13 +131,16 @@ type WatchRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Empty: all.
-	Kinds     []EventKind `protobuf:"varint,2,rep,packed,name=kinds,proto3,enum=dualcheck.v1.EventKind" json:"kinds,omitempty"`
-	KeyPrefix string      `protobuf:"bytes,3,opt,name=key_prefix,json=keyPrefix,proto3" json:"key_prefix,omitempty"`
-	// Opaque; from the last response that was handled.
+	Kinds []EventKind `protobuf:"varint,2,rep,packed,name=kinds,proto3,enum=dualcheck.v1.EventKind" json:"kinds,omitempty"`
+	// Only keys that begin so; at most 255 bytes. Empty: all.
+	KeyPrefix string `protobuf:"bytes,3,opt,name=key_prefix,json=keyPrefix,proto3" json:"key_prefix,omitempty"`
+	// Opaque; from the last response that was handled. It goes with the namespace
+	// and key_prefix that it came with. Where it is too old, RESYNC comes first.
+	// Empty: from now on.
 	ResumeToken string `protobuf:"bytes,4,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
-	// Begin with what is there.
+	// Without a resume_token: begin with what is there, as after a RESYNC.
 	Snapshot bool `protobuf:"varint,5,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
-	// Send records and statuses with their values.
+	// Send records and statuses with their values: results are as large as they are.
 	IncludeValues bool `protobuf:"varint,6,opt,name=include_values,json=includeValues,proto3" json:"include_values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -212,9 +219,11 @@ func (x *WatchRequest) GetIncludeValues() bool {
 }
 
 type WatchResponse struct {
-	state       protoimpl.MessageState `protogen:"open.v1"`
-	ResumeToken string                 `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
-	Events      []*Event               `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where to go on once this response was handled. Of a batch that needs several
+	// responses the last alone has a new one.
+	ResumeToken string   `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	Events      []*Event `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
 	// Nothing new; everything before the token has been sent.
 	Progress bool `protobuf:"varint,3,opt,name=progress,proto3" json:"progress,omitempty"`
 	// What the reader holds is void: a snapshot follows, then its end.
@@ -281,12 +290,15 @@ func (x *WatchResponse) GetResync() *Resync {
 	return nil
 }
 
-// Resync marks the parts of a snapshot.
+// Resync marks the parts of a snapshot. Between them come keys as they are, each
+// at its revision, and changes since as they come: of each key the newer revision
+// counts. What was not named by the end is not there.
 type Resync struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Begin         bool                   `protobuf:"varint,1,opt,name=begin,proto3" json:"begin,omitempty"`
-	End           bool                   `protobuf:"varint,2,opt,name=end,proto3" json:"end,omitempty"`
-	Cause         string                 `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Begin bool                   `protobuf:"varint,1,opt,name=begin,proto3" json:"begin,omitempty"`
+	End   bool                   `protobuf:"varint,2,opt,name=end,proto3" json:"end,omitempty"`
+	// Why, in a word; with begin.
+	Cause         string `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -342,19 +354,26 @@ func (x *Resync) GetCause() string {
 	return ""
 }
 
-// Event is one change.
+// Event is one change, or within a snapshot that a key is there.
 type Event struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Type          EventType              `protobuf:"varint,1,opt,name=type,proto3,enum=dualcheck.v1.EventType" json:"type,omitempty"`
-	Kind          EventKind              `protobuf:"varint,2,opt,name=kind,proto3,enum=dualcheck.v1.EventKind" json:"kind,omitempty"`
-	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Key           string                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`
-	State         State                  `protobuf:"varint,5,opt,name=state,proto3,enum=dualcheck.v1.State" json:"state,omitempty"`
-	Status        string                 `protobuf:"bytes,6,opt,name=status,proto3" json:"status,omitempty"`
-	Revision      int64                  `protobuf:"varint,7,opt,name=revision,proto3" json:"revision,omitempty"`
-	Digest        []byte                 `protobuf:"bytes,8,opt,name=digest,proto3" json:"digest,omitempty"`
-	KeyUntil      *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=key_until,json=keyUntil,proto3" json:"key_until,omitempty"`
-	Record        *Record                `protobuf:"bytes,10,opt,name=record,proto3" json:"record,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Type      EventType              `protobuf:"varint,1,opt,name=type,proto3,enum=dualcheck.v1.EventType" json:"type,omitempty"`
+	Kind      EventKind              `protobuf:"varint,2,opt,name=kind,proto3,enum=dualcheck.v1.EventKind" json:"kind,omitempty"`
+	Namespace string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Key       string                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`
+	// As a caller sees it; none with DELETE.
+	State State `protobuf:"varint,5,opt,name=state,proto3,enum=dualcheck.v1.State" json:"state,omitempty"`
+	// Of statuses; not told yet.
+	Status string `protobuf:"bytes,6,opt,name=status,proto3" json:"status,omitempty"`
+	// Orders changes of a key, until the epoch changes.
+	Revision int64 `protobuf:"varint,7,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Of what it was finished with, see Record.digest.
+	Digest []byte `protobuf:"bytes,8,opt,name=digest,proto3" json:"digest,omitempty"`
+	// When the key will no longer be known, by the wall clock of the node; none: it
+	// stays until it is finished, resolved or forgotten.
+	KeyUntil *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=key_until,json=keyUntil,proto3" json:"key_until,omitempty"`
+	// With include_values, as Get has it.
+	Record        *Record `protobuf:"bytes,10,opt,name=record,proto3" json:"record,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

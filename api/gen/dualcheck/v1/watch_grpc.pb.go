@@ -26,10 +26,21 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// WatchService tells of changes as they happen. Not served yet: UNIMPLEMENTED.
+// WatchService tells of changes as they happen.
 type WatchServiceClient interface {
 	// Watch streams each key's changes in order, none missing, or says RESYNC and
-	// gives a snapshot. Not served yet: UNIMPLEMENTED.
+	// gives a snapshot. The first message comes at once, and one every few seconds
+	// though nothing changes. Over JSON each message is a line of its own.
+	//
+	// The stream ends with an error alone; whoever opens it again with the last
+	// resume_token misses nothing. What is told again then has the revision that it
+	// had: of each key the newest counts.
+	//
+	// Errors: NAMESPACE_INVALID, KEY_INVALID (key_prefix), REQUEST_INVALID (a
+	// resume_token that is none, a kind that there is not), UNIMPLEMENTED (kinds
+	// without records), NAMESPACE_NOT_FOUND, OVERLOADED (the node has as many
+	// subscribers as it serves, or the stream was read too slowly), DRAINING (the
+	// node stops, or the stream has lasted long enough: open it again).
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
 
@@ -64,10 +75,21 @@ type WatchService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 // All implementations must embed UnimplementedWatchServiceServer
 // for forward compatibility.
 //
-// WatchService tells of changes as they happen. Not served yet: UNIMPLEMENTED.
+// WatchService tells of changes as they happen.
 type WatchServiceServer interface {
 	// Watch streams each key's changes in order, none missing, or says RESYNC and
-	// gives a snapshot. Not served yet: UNIMPLEMENTED.
+	// gives a snapshot. The first message comes at once, and one every few seconds
+	// though nothing changes. Over JSON each message is a line of its own.
+	//
+	// The stream ends with an error alone; whoever opens it again with the last
+	// resume_token misses nothing. What is told again then has the revision that it
+	// had: of each key the newest counts.
+	//
+	// Errors: NAMESPACE_INVALID, KEY_INVALID (key_prefix), REQUEST_INVALID (a
+	// resume_token that is none, a kind that there is not), UNIMPLEMENTED (kinds
+	// without records), NAMESPACE_NOT_FOUND, OVERLOADED (the node has as many
+	// subscribers as it serves, or the stream was read too slowly), DRAINING (the
+	// node stops, or the stream has lasted long enough: open it again).
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedWatchServiceServer()
 }

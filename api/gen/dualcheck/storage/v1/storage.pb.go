@@ -497,8 +497,10 @@ func (x *Failure) GetDetails() []*anypb.Any {
 type Forgotten struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Begin is held until this is set.
-	Opened        bool  `protobuf:"varint,1,opt,name=opened,proto3" json:"opened,omitempty"`
-	AtWallNs      int64 `protobuf:"fixed64,2,opt,name=at_wall_ns,json=atWallNs,proto3" json:"at_wall_ns,omitempty"`
+	Opened   bool  `protobuf:"varint,1,opt,name=opened,proto3" json:"opened,omitempty"`
+	AtWallNs int64 `protobuf:"fixed64,2,opt,name=at_wall_ns,json=atWallNs,proto3" json:"at_wall_ns,omitempty"`
+	// It was opened from the start: no held mark has told watchers of the forget.
+	AtOnce        bool `protobuf:"varint,3,opt,name=at_once,json=atOnce,proto3" json:"at_once,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -545,6 +547,13 @@ func (x *Forgotten) GetAtWallNs() int64 {
 		return x.AtWallNs
 	}
 	return 0
+}
+
+func (x *Forgotten) GetAtOnce() bool {
+	if x != nil {
+		return x.AtOnce
+	}
+	return false
 }
 
 // Policy is the value of a policy key: what was put, without defaults.
@@ -1100,11 +1109,12 @@ const file_dualcheck_storage_v1_storage_proto_rawDesc = "" +
 	"\x05class\x18\x01 \x01(\rR\x05class\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\x11R\x04code\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12.\n" +
-	"\adetails\x18\x04 \x03(\v2\x14.google.protobuf.AnyR\adetails\"A\n" +
+	"\adetails\x18\x04 \x03(\v2\x14.google.protobuf.AnyR\adetails\"Z\n" +
 	"\tForgotten\x12\x16\n" +
 	"\x06opened\x18\x01 \x01(\bR\x06opened\x12\x1c\n" +
 	"\n" +
-	"at_wall_ns\x18\x02 \x01(\x10R\batWallNs\"\xb8\x04\n" +
+	"at_wall_ns\x18\x02 \x01(\x10R\batWallNs\x12\x17\n" +
+	"\aat_once\x18\x03 \x01(\bR\x06atOnce\"\xb8\x04\n" +
 	"\x06Policy\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12(\n" +
