@@ -57,7 +57,7 @@ func (away) BeginTogether(_ context.Context, reqs []*claim.BeginRequest) []claim
 	return claim.NoneBegun(len(reqs), claim.Unavailable("away", nil))
 }
 
-func (away) Get(context.Context, string, string) (claim.Found, error) {
+func (away) Get(context.Context, *claim.GetRequest) (claim.Found, error) {
 	return claim.Found{}, claim.Unavailable("away", nil)
 }
 
@@ -111,7 +111,7 @@ func TestKnowledgeChangesWhileRedisIsAsked(t *testing.T) {
 						return a.Stale, err
 					},
 					"get": func(ctx context.Context) (bool, error) {
-						f, err := asked.Get(ctx, s.ns, "k")
+						f, err := asked.Get(ctx, &claim.GetRequest{Namespace: s.ns, Key: "k"})
 						return f.Stale, err
 					},
 				} {
@@ -182,7 +182,7 @@ func TestBypassSendsNothing(t *testing.T) {
 				if n.wantReplay(a, k, "r"); a.Source != claim.SourceEtcd {
 					t.Errorf("%s: source %d", k, a.Source)
 				}
-				if f, err := n.Get(nodetest.Within(t, 10*time.Second), "ns", k); err != nil || f.Source != claim.SourceEtcd {
+				if f, err := n.Get(nodetest.Within(t, 10*time.Second), &claim.GetRequest{Namespace: "ns", Key: k}); err != nil || f.Source != claim.SourceEtcd {
 					t.Errorf("get %s: source %d, %v", k, f.Source, err)
 				}
 			}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/recency"
 )
 
 const (
@@ -51,6 +52,11 @@ type Config struct {
 	Log    *slog.Logger
 	// Observe may be nil.
 	Observe Observer
+	// Habits say for how long entries live; nil: as long as the policy allows.
+	Habits *recency.Habits
+	// Told, if set, is shown each record that answered, under a view whose epochs are those
+	// from before it was read.
+	Told func(v *claim.View, rec *claim.Record)
 }
 
 // Cache is what this node has to do with Redis. Run must run.

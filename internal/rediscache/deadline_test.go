@@ -92,7 +92,7 @@ func TestH15NearTheDeadlines(t *testing.T) {
 			if a.Verdict != claim.InProgress {
 				t.Errorf("after FIRST: %s", told(a))
 			}
-			f, err := n.Get(nodetest.Within(t, 20*time.Second), "ns", "k")
+			f, err := n.Get(nodetest.Within(t, 20*time.Second), &claim.GetRequest{Namespace: "ns", Key: "k"})
 			if err != nil || f.Record.State != claim.Pending {
 				t.Errorf("get after FIRST: %+v, %v", f.Record, err)
 			}
@@ -190,7 +190,7 @@ func TestH14EtcdAway(t *testing.T) {
 	}
 	stale(open)
 	nodetest.Eventually(t, 20*time.Second, "a Get without etcd", func() error {
-		f, err := open.Get(nodetest.Within(t, 600*time.Millisecond), "open", "k")
+		f, err := open.Get(nodetest.Within(t, 600*time.Millisecond), &claim.GetRequest{Namespace: "open", Key: "k"})
 		if err == nil && (!f.Stale || f.Source != claim.SourceRedis || string(f.Record.Result.Body) != "r") {
 			t.Errorf("%+v", f)
 		}
@@ -216,7 +216,7 @@ func TestH14EtcdAway(t *testing.T) {
 		unavailable("an unknown key", err)
 		_, err = closed.ask("k", 300*time.Millisecond)
 		unavailable("FAIL_CLOSED", err)
-		_, err = closed.Get(nodetest.Within(t, 300*time.Millisecond), "closed", "k")
+		_, err = closed.Get(nodetest.Within(t, 300*time.Millisecond), &claim.GetRequest{Namespace: "closed", Key: "k"})
 		unavailable("a Get under FAIL_CLOSED", err)
 	}
 	// The node's clock stands still, and yet the time of this one ends.

@@ -114,12 +114,3 @@ func readEntry(entry []byte, s claim.Sealer, key, namespace, name string) (*clai
 	}
 	return rec, Hit
 }
-
-// until is the last moment at which a cache may answer with the record; 0 if it has
-// no deadline where one is due.
-func until(rec *claim.Record) claim.Instant {
-	if rec.Undated() {
-		return 0
-	}
-	return min(rec.ResultUntil, rec.KeyUntil).Add(-claim.CacheMargin)
-}

@@ -341,26 +341,6 @@ func TestNameOfAnEntry(t *testing.T) {
 	}
 }
 
-// A cache stops before either deadline, and a record without one is never cached.
-func TestUntil(t *testing.T) {
-	rec := finished("r")
-	if got, want := rediscache.Until(rec), claim.Instant(time.Hour-4*time.Second); got != want {
-		t.Errorf("until %d, want %d", got, want)
-	}
-	rec.KeyUntil = claim.Instant(time.Minute)
-	if got, want := rediscache.Until(rec), claim.Instant(56*time.Second); got != want {
-		t.Errorf("until %d, want %d", got, want)
-	}
-	rec.KeyUntil = 0
-	if got := rediscache.Until(rec); got != 0 {
-		t.Errorf("without a deadline: until %d", got)
-	}
-	rec.KeyUntil, rec.ResultUntil = claim.Instant(time.Minute), 0
-	if got := rediscache.Until(rec); got != 0 {
-		t.Errorf("without a deadline: until %d", got)
-	}
-}
-
 // G5: nobody who lacks the secret makes an entry that answers, and no bytes make a
 // node panic.
 func FuzzRead(f *testing.F) {

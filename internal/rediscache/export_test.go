@@ -6,7 +6,6 @@ var (
 	StagedEntry = stagedEntry
 	Stamp       = stamp
 	KeyOf       = keyOf
-	Until       = until
 	OutcomeOf   = outcomeOf
 
 	StageScript   = stageScript

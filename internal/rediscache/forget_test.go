@@ -114,7 +114,7 @@ func TestH05ForgottenIsNeverToldAgain(t *testing.T) {
 				default:
 					t.Errorf("verdict %d", a.Verdict)
 				}
-				f, err := n.Get(nodetest.Within(t, 10*time.Second), "ns", "seen")
+				f, err := n.Get(nodetest.Within(t, 10*time.Second), &claim.GetRequest{Namespace: "ns", Key: "seen"})
 				if err == nil && f.Record.State.Finished() || err != nil && claim.ReasonOf(err) != claim.RecordNotFound {
 					t.Errorf("get: %+v, %v", f.Record, err)
 				}
@@ -198,7 +198,7 @@ func TestH34NodeBehindBelievesNoLongerThanForgetWaits(t *testing.T) {
 			token = a.Claim.Token
 		}
 		late = after.Load()
-		f, gone := n2.Get(nodetest.Within(t, 500*time.Millisecond), "ns", "k")
+		f, gone := n2.Get(nodetest.Within(t, 500*time.Millisecond), &claim.GetRequest{Namespace: "ns", Key: "k"})
 		if gone == nil && late && f.Record.Result != nil && string(f.Record.Result.Body) == "r1" {
 			t.Errorf("a Get was told the old result by %d after the forget had answered", f.Source)
 		}

@@ -152,21 +152,16 @@ func (l *looked) trust(before *claim.View, slot int) {
 	switch {
 	case now.BypassRedis:
 		l.finding, l.record = Bypassed, nil
-	case !sameEpochs(before, now, slot):
+	case before.Epochs(slot) != now.Epochs(slot):
 		l.finding, l.record = Epoch, nil
 	case !now.Believed:
 		l.finding = Disbelieved
 		if p, err := now.Policy(l.record.Namespace); err != nil || !p.ReplayWithoutEtcd {
 			l.record = nil
 		}
-	case now.Now >= until(l.record):
+	case now.Now >= l.record.CachedUntil():
 		l.finding, l.record = Expired, nil
 	}
-}
-
-// sameEpochs reports whether two views have the same epochs for a slot.
-func sameEpochs(a, b *claim.View, slot int) bool {
-	return a.Epoch == b.Epoch && a.SlotEpoch(slot) == b.SlotEpoch(slot)
 }
 
 // ask reads an entry, with all who ask at the same time.

@@ -56,7 +56,8 @@ const (
 	// callWithin bounds a pipeline. It is well over what a caller waits: to give up a
 	// connection costs more than a late answer.
 	callWithin = 100 * time.Millisecond
-	// largeAnswers take their time: a pipeline with so many bytes of them is never late.
+	// largeAnswers take their time, and large entries: a pipeline with so many bytes of
+	// them is never late.
 	largeAnswers = 128 << 10
 	// drainWithin bounds what is still sent at the end.
 	drainWithin = time.Second
@@ -206,7 +207,7 @@ func (l *lane) exec(ctx context.Context, batch []*command) (health error) {
 		l.pipe(ctx, unknown, true)
 	}
 	took := time.Since(began)
-	waited, left, bytes := 0, 0, int64(0)
+	waited, left, bytes, sent := 0, 0, int64(0), int64(0)
 	for _, c := range batch {
 		if ofRedis(c.err) {
 			health = c.err
@@ -218,9 +219,12 @@ func (l *lane) exec(ctx context.Context, batch []*command) (health error) {
 			}
 		}
 		bytes += int64(len(c.answer))
+		sent += c.size
 	}
 	l.usual.Add((bytes/int64(len(batch)) - l.usual.Load()) / 8)
-	if health == nil && l.late != nil && bytes < largeAnswers && tooLate(took, waited, left) {
+	// A write that is late says as much as an ask: were it to count as well, a slow Redis
+	// would be asked for as long as it is written to as often.
+	if health == nil && bytes+sent < largeAnswers && tooLate(took, waited, left) {
 		health = fmt.Errorf("%w: after %v", errSlow, took.Round(time.Millisecond))
 	}
 	if l.late != nil && (ailsInTime(health) || bytes > mostEntry) {

@@ -91,7 +91,7 @@ func TestTLSAndLeastRights(t *testing.T) {
 	work.stop()
 	completes(t, all[0], "damaged", "damaged")
 	damages(t, redis, all[0], "damaged")
-	if _, err := all[0].Get(nodetest.Within(t, 20*time.Second), "crowd", "damaged"); err != nil {
+	if _, err := all[0].Get(nodetest.Within(t, 20*time.Second), &claim.GetRequest{Namespace: "crowd", Key: "damaged"}); err != nil {
 		t.Error(err)
 	}
 	wantRights(t, leastRights, redis)

@@ -311,7 +311,7 @@ func hit(t testing.TB, n *nodetest.Node, key string) claim.Answer {
 		}
 		return nil
 	})
-	if f, err := n.Get(nodetest.Within(t, soon), "crowd", key); err != nil || f.Record.Revision != a.Record.Revision {
+	if f, err := n.Get(nodetest.Within(t, soon), &claim.GetRequest{Namespace: "crowd", Key: key}); err != nil || f.Record.Revision != a.Record.Revision {
 		t.Errorf("get %s: %+v, %v; begin was told %+v", key, f.Record, err, a.Record)
 	}
 	return a

@@ -52,13 +52,13 @@ func (s Store) BeginTogether(ctx context.Context, reqs []*claim.BeginRequest) []
 }
 
 // Get answers for something finished from Redis.
-func (s Store) Get(ctx context.Context, namespace, key string) (claim.Found, error) {
-	found := s.cache.look(ctx, namespace, key, false)
+func (s Store) Get(ctx context.Context, req *claim.GetRequest) (claim.Found, error) {
+	found := s.cache.look(ctx, req.Namespace, req.Key, false)
 	return answer(ctx, s, &found,
 		func(_ *claim.View, now claim.Instant, stale bool) (claim.Found, bool) {
 			return claim.Found{Record: found.record.At(now), Now: now, Revision: found.record.Revision, Source: claim.SourceRedis, Stale: stale}, true
 		},
-		func(ctx context.Context) (claim.Found, error) { return s.Store.Get(ctx, namespace, key) })
+		func(ctx context.Context) (claim.Found, error) { return s.Store.Get(ctx, req) })
 }
 
 // answer tells what was found, or asks the Store behind; and if etcd cannot be asked,
@@ -69,6 +69,9 @@ func answer[T any](ctx context.Context, s Store, found *looked, tell func(v *cla
 		told, ok := tell(&found.view, found.view.Now, false)
 		if ok {
 			s.cache.cfg.Observe.Looked(string(Hit))
+			if s.cache.cfg.Told != nil {
+				s.cache.cfg.Told(&found.view, found.record)
+			}
 			return told, nil
 		}
 		found.finding, found.record = Undecided, nil
@@ -97,19 +100,7 @@ func judge(v *claim.View, now claim.Instant, rec *claim.Record, reqs []*claim.Be
 	if err != nil {
 		return nil, false
 	}
-	begun, _, _ := claim.Together(rec, reqs, claim.Moment{Now: now, Policy: p, Jitter: rand.Float64()})
-	for i := range begun {
-		if begun[i].Err != nil {
-			return nil, false
-		}
-		switch a := &begun[i].Answer; a.Verdict {
-		case claim.Replay, claim.ReplayFailure, claim.Conflict:
-			a.Source, a.Stale = claim.SourceRedis, stale
-		default:
-			return nil, false
-		}
-	}
-	return begun, true
+	return claim.Replayed(rec, reqs, claim.Moment{Now: now, Policy: p, Jitter: rand.Float64()}, claim.SourceRedis, stale)
 }
 
 // stale returns the view and the time by which a record is told while etcd cannot be
@@ -118,11 +109,11 @@ func judge(v *claim.View, now claim.Instant, rec *claim.Record, reqs []*claim.Be
 func (s Store) stale(found *looked) (claim.View, claim.Instant, bool) {
 	v, err := s.cache.cfg.View.View()
 	slot := layout.NameOf(found.record.Namespace, found.record.Key).Slot
-	if err != nil || v.BypassRedis || !sameEpochs(&v, &found.view, slot) {
+	if err != nil || v.BypassRedis || v.Epochs(slot) != found.view.Epochs(slot) {
 		return v, 0, false
 	}
-	now := v.Tick.Time.Add(v.TickAge)
-	return v, now, now < until(found.record)
+	now := v.Latest()
+	return v, now, now < found.record.CachedUntil()
 }
 
 // patience is how long etcd is asked, so that there is time for another answer.

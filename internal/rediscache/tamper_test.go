@@ -89,7 +89,7 @@ func TestG5DamagedEntries(t *testing.T) {
 				for range 3 {
 					n.wantReplay(n.begin(k), k, body(k))
 				}
-				f, err := n.Get(nodetest.Within(t, 20*time.Second), "ns", k)
+				f, err := n.Get(nodetest.Within(t, 20*time.Second), &claim.GetRequest{Namespace: "ns", Key: k})
 				if err != nil || string(f.Record.Result.Body) != body(k) {
 					t.Errorf("get %s: %+v, %v", k, f.Record, err)
 				}
@@ -279,7 +279,7 @@ func TestH01TwoNodesRace(t *testing.T) {
 			return
 		}
 		won[winners[0]].Add(1)
-		f, err := nodes[0].Behind.Get(nodetest.Within(t, 20*time.Second), "ns", k)
+		f, err := nodes[0].Behind.Get(nodetest.Within(t, 20*time.Second), &claim.GetRequest{Namespace: "ns", Key: k})
 		if err != nil {
 			t.Errorf("get %s: %v", k, err)
 			return
@@ -310,7 +310,7 @@ func TestH01TwoNodesRace(t *testing.T) {
 		for _, n := range nodes {
 			n.fromRedis(k, truth[k])
 		}
-		f, err := nodes[0].Behind.Get(nodetest.Within(t, 20*time.Second), "ns", k)
+		f, err := nodes[0].Behind.Get(nodetest.Within(t, 20*time.Second), &claim.GetRequest{Namespace: "ns", Key: k})
 		if err != nil || !bytes.Equal(f.Record.Result.Body, []byte(truth[k])) {
 			t.Errorf("%s: etcd holds %+v, %v", k, f.Record, err)
 		}

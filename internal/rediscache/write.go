@@ -116,7 +116,7 @@ func (c *Cache) place(kind string, v *claim.View, rec *claim.Record) (place, boo
 		return place{}, false
 	}
 	p, err := v.Policy(rec.Namespace)
-	left := until(rec).Sub(v.Now)
+	left := rec.CachedUntil().Sub(v.Now)
 	if err != nil || left <= 0 {
 		return place{}, false
 	}
@@ -125,7 +125,7 @@ func (c *Cache) place(kind string, v *claim.View, rec *claim.Record) (place, boo
 		c.cfg.Observe.Wrote(kind, outcomeOpen)
 		return place{}, false
 	}
-	return place{c.of[name.Slot], keyOf(v, name), min(p.CacheTTLMax, left)}, true
+	return place{c.of[name.Slot], keyOf(v, name), min(c.cfg.Habits.TTL(rec, v.Now, p), left)}, true
 }
 
 // discard removes an entry that should not be there, so that the next fill is not

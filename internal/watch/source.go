@@ -21,9 +21,14 @@ const (
 	// behindMost is how long the watch may take to reach what a read has seen before its
 	// reader is not live.
 	behindMost = 2 * time.Second
-	// silentMost is how long a watch that is behind may bring nothing at all before it is
-	// taken for dead: a connection that was cut without a word looks like this.
+	// silentMost is how long a watch may bring nothing, though it is asked how far it is
+	// every second, before its reader is not live; twice as long, or once it is known to be
+	// behind, and it is taken for dead: a connection that was cut without a word looks like
+	// this.
 	silentMost = 3 * time.Second
+	// unaskedMost is how long etcd may go without answering a read before it is not known
+	// what the watch has yet to bring.
+	unaskedMost = 4 * time.Second
 	// hopelessAfter is how long a reader may stay behind before its backlog, which the
 	// client keeps without bound, is dropped for a fresh list.
 	hopelessAfter = 30 * time.Second
@@ -94,7 +99,7 @@ type SourceConfig struct {
 type Source struct {
 	cfg SourceConfig
 	// again asks for another beginning; it holds one request.
-	again chan error
+	again chan request
 	// hurry asks for progress before it is due.
 	hurry chan struct{}
 
@@ -106,6 +111,7 @@ type Source struct {
 	goal  int64
 	since time.Duration
 	heard time.Duration // when the watch last brought anything
+	asked time.Duration // when the last read was sent that was answered
 	open  bool          // there is a watch
 	void  bool          // the reader cannot go on where it was
 	lists uint64
@@ -114,7 +120,7 @@ type Source struct {
 
 // NewSource makes a Source; Run makes it follow.
 func NewSource(cfg SourceConfig) *Source {
-	return &Source{cfg: cfg, again: make(chan error, 1), hurry: make(chan struct{}, 1)}
+	return &Source{cfg: cfg, again: make(chan request, 1), hurry: make(chan struct{}, 1)}
 }
 
 // Run follows until ctx ends; nothing else ends it.
@@ -169,7 +175,7 @@ func (s *Source) Following() Following {
 // restart ends the watch that there is, for this cause.
 func (s *Source) restart(cause error) {
 	select {
-	case s.again <- cause:
+	case s.again <- request{cause}:
 	default:
 	}
 }
@@ -202,8 +208,10 @@ func (s *Source) follow(ctx context.Context) {
 	}
 }
 
-// askedFor is a beginning that somebody asked for: it is not waited for.
-type askedFor struct{ cause error }
+// request asks for another beginning; as an error, askedFor, it is not waited for.
+type request struct{ cause error }
+
+type askedFor request
 
 func (a askedFor) Error() string { return a.cause.Error() }
 func (a askedFor) Unwrap() error { return a.cause }
@@ -215,7 +223,7 @@ var (
 	errClosed = errors.New("the watch was closed")
 	// errNotCreated: etcd answers reads and not the watch.
 	errNotCreated = errors.New("etcd does not answer the watch")
-	errSilent     = errors.New("the watch is behind and brings nothing")
+	errSilent     = errors.New("the watch brings nothing, not even how far it is")
 	errHopeless   = errors.New("the watch is too far behind")
 )
 
@@ -268,8 +276,8 @@ func (s *Source) followOnce(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case cause := <-s.again:
-			return askedFor{cause}
+		case asked := <-s.again:
+			return askedFor(asked)
 		case <-patience.C:
 			if watch == nil {
 				return errNotCreated
@@ -328,13 +336,21 @@ func (s *Source) brought(revision int64, opened bool) {
 func (s *Source) assess() {
 	now := s.cfg.Monotonic()
 	s.mu.Lock()
-	open, behind := s.open, s.goal > s.applied && now-s.since >= behindMost
-	state := s.state
+	open, state := s.open, s.state
+	var cause error
+	switch {
+	case s.goal > s.applied && now-s.since >= behindMost:
+		cause = fmt.Errorf("it has not reached what etcd had %v ago", behindMost)
+	case now-s.heard >= silentMost:
+		cause = errSilent
+	case now-s.asked >= unaskedMost:
+		cause = fmt.Errorf("etcd has not answered for %v", unaskedMost)
+	}
 	s.mu.Unlock()
 	switch {
 	case !open:
-	case behind:
-		s.stand(CatchingUp, fmt.Errorf("it has not reached what etcd had %v ago", behindMost))
+	case cause != nil:
+		s.stand(CatchingUp, cause)
 	case state != Live:
 		s.stand(Live, nil)
 	}
@@ -367,6 +383,7 @@ func (s *Source) begin(ctx context.Context) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.applied, s.goal, s.void = revision, 0, false // a list answers every goal
+	s.asked = s.cfg.Monotonic()
 	s.lists++
 	return revision, nil
 }
@@ -391,6 +408,7 @@ func (s *Source) ask(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
+	s.asked = sent
 	if s.goal <= s.applied {
 		s.goal, s.since = goal, sent
 	}
@@ -422,16 +440,18 @@ func (s *Source) judge() {
 	s.assess()
 	now := s.cfg.Monotonic()
 	s.mu.Lock()
-	behind, silent := time.Duration(0), now-s.heard
-	if s.open && s.goal > s.applied {
-		behind = now - s.since
+	behind, silent := time.Duration(0), time.Duration(0)
+	if s.open {
+		silent = now - s.heard
+		if s.goal > s.applied {
+			behind = now - s.since
+		}
 	}
 	s.mu.Unlock()
 	switch {
-	case behind < behindMost:
-	case !s.cfg.Resumes, behind >= hopelessAfter:
+	case behind >= hopelessAfter, behind >= behindMost && !s.cfg.Resumes:
 		s.Again(errHopeless)
-	case silent >= silentMost:
+	case s.cfg.Resumes && silent >= silentMost && (behind >= behindMost || silent >= 2*silentMost):
 		s.restart(errSilent)
 	}
 }

@@ -41,6 +41,7 @@ func (f *Follower) View() (claim.View, error) {
 		SlotEpochs:       s.slots,
 		Believed:         f.believed(now),
 		BypassRedis:      s.switches[policy.BypassRedis].On,
+		BypassMemory:     s.switches[policy.BypassMemory].On,
 		RefuseUndeclared: f.cfg.RefuseUndeclared,
 	}
 	if away <= claim.TickTakeover {
@@ -105,8 +106,9 @@ type Status struct {
 	TickAge  time.Duration
 	Applied  int64
 	Restored uint64
-	// Believed: what is cached may be told. BypassRedis: a switch keeps Redis out.
-	Believed, BypassRedis bool
+	// Believed: what is cached may be told. BypassRedis and BypassMemory: switches keep Redis
+	// and memory out.
+	Believed, BypassRedis, BypassMemory bool
 }
 
 // Status tells how far this node follows.
@@ -117,8 +119,14 @@ func (f *Follower) Status() Status {
 	if f.state == nil {
 		return Status{}
 	}
-	return Status{Applied: f.state.applied, TickAge: now - f.tickSeen, Restored: f.restored, Believed: f.believed(now), BypassRedis: f.state.switches[policy.BypassRedis].On}
+	return Status{
+		Applied: f.state.applied, TickAge: now - f.tickSeen, Restored: f.restored, Believed: f.believed(now),
+		BypassRedis: f.state.switches[policy.BypassRedis].On, BypassMemory: f.state.switches[policy.BypassMemory].On,
+	}
 }
+
+// Following tells how far its watch is.
+func (f *Follower) Following() Following { return f.source.Following() }
 
 // Tick returns the newest tick and how long ago it was seen; its Version is 0
 // until it has been listed. changed is closed when anything moves.

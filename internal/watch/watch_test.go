@@ -101,15 +101,15 @@ func TestSwitchesInTheState(t *testing.T) {
 	}
 	old := base(t)
 	on := old.next(11, []*mvccpb.Event{at(11, policy.BypassRedis, &storagev1.Switch{Format: layout.Format, On: true, Reason: "r"})})
-	if all := on.allSwitches(); len(all) != 1 || all[0].Name != policy.BypassRedis || !all[0].On || all[0].Reason != "r" {
+	if all := on.allSwitches(); len(all) != 2 || all[0].On || all[1].Name != policy.BypassRedis || !all[1].On || all[1].Reason != "r" {
 		t.Errorf("put: %+v", all)
 	}
-	if all := old.allSwitches(); len(all) != 1 || all[0] != (policy.Switch{Name: policy.BypassRedis}) {
+	if all := old.allSwitches(); len(all) != 2 || all[0] != (policy.Switch{Name: policy.BypassMemory}) || all[1] != (policy.Switch{Name: policy.BypassRedis}) {
 		t.Errorf("never put: %+v", all)
 	}
 	off := on.next(12, []*mvccpb.Event{at(12, policy.BypassRedis, &storagev1.Switch{Format: layout.Format})})
 	gone := on.next(12, []*mvccpb.Event{{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte(layout.SwitchOf(policy.BypassRedis)), ModRevision: 12}}})
-	if off.allSwitches()[0].On || gone.allSwitches()[0].On || !on.allSwitches()[0].On {
+	if off.allSwitches()[1].On || gone.allSwitches()[1].On || !on.allSwitches()[1].On {
 		t.Errorf("off %+v, gone %+v, before %+v", off.allSwitches(), gone.allSwitches(), on.allSwitches())
 	}
 	newer := on.next(12, []*mvccpb.Event{at(12, "read-only", &storagev1.Switch{Format: layout.Format, On: true})})
@@ -125,8 +125,12 @@ func TestSwitchesInTheState(t *testing.T) {
 	}
 	f.publish(on, true)
 	bring(f, put(t, layout.Tick, &storagev1.Tick{TimeNs: 9}, 4, 13))
-	if v, err := f.View(); err != nil || !v.BypassRedis {
+	if v, err := f.View(); err != nil || !v.BypassRedis || v.BypassMemory {
 		t.Errorf("the view has it %v, %v", v.BypassRedis, err)
+	}
+	bring(f, put(t, layout.SwitchOf(policy.BypassMemory), &storagev1.Switch{Format: layout.Format, On: true}, 1, 14))
+	if v, err := f.View(); err != nil || !v.BypassMemory || !f.Status().BypassMemory || !f.Status().BypassRedis {
+		t.Errorf("the view has the other %v, %v", v.BypassMemory, err)
 	}
 }
 
