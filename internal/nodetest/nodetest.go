@@ -16,22 +16,38 @@ import (
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/etcdtxn"
+	"github.com/dualcheck/dualcheck/internal/feed"
 	"github.com/dualcheck/dualcheck/internal/layout"
+	"github.com/dualcheck/dualcheck/internal/memory"
 	"github.com/dualcheck/dualcheck/internal/policy"
+	"github.com/dualcheck/dualcheck/internal/recency"
 	"github.com/dualcheck/dualcheck/internal/rediscache"
 	"github.com/dualcheck/dualcheck/internal/watch"
 )
 
 // Options say what a node is made of.
 type Options struct {
-	// Client is for claims and the keeper, Watch, if set, for what follows.
-	Client, Watch *clientv3.Client
+	// Client is for claims and the keeper; Watch, if set, for what follows, and Tell for
+	// the watch of records.
+	Client, Watch, Tell *clientv3.Client
 	// Redis is where Redis is; no Addrs: this node has none.
 	Redis rediscache.Server
+	// Memory is how many bytes of finished records the node remembers; 0: none. Encode, if
+	// set, has them kept as they are sent, and Absent is asked by cached Gets.
+	Memory int64
+	Encode func(rec *claim.Record) []byte
+	Absent func(namespace, key string) bool
+	// Feed, if set, changes how the feed is configured.
+	Feed func(*feed.Config)
+	// Behind, if set, is put between the memory and what is behind it.
+	Behind func(claim.Store) claim.Store
 	// View, if set, is put between what follows and those who ask it.
 	View func(rediscache.Viewer) rediscache.Viewer
 	// Cache, if set, is put between the store and the cache.
 	Cache func(etcdtxn.Cache) etcdtxn.Cache
+	// LongestTTL: what it writes to Redis lives as long as the policy allows, however keys
+	// come back.
+	LongestTTL bool
 	// Idle: it does not register and tick.
 	Idle bool
 }
@@ -39,12 +55,18 @@ type Options struct {
 // Node is a node without its ports. As a claim.Store it is what its callers ask.
 type Node struct {
 	claim.Store
-	// Behind decides, in etcd; Cache is Redis, nil if there is none.
+	// Behind decides, in etcd; Cache is Redis, and Memory what it remembers; nil if there is
+	// none.
 	Behind   *etcdtxn.Store
 	Cache    *rediscache.Cache
+	Memory   *memory.Cache
 	Follower *watch.Follower
-	ID       string
-	Seen     *Counter
+	// Feed tells of records' changes.
+	Feed *feed.Feed
+	// Habits is how keys come back here; nil with LongestTTL.
+	Habits *recency.Habits
+	ID     string
+	Seen   *Counter
 
 	stop func()
 }
@@ -58,24 +80,50 @@ func Start(t testing.TB, o Options) *Node {
 	if o.Watch == nil {
 		o.Watch = o.Client
 	}
+	if o.Tell == nil {
+		o.Tell = o.Client
+	}
 	n.Follower = watch.New(watch.Config{Client: o.Watch, Default: policy.Namespace{}.Claim()})
 	view := viewer{n.Follower, n.Follower}
 	if o.View != nil {
 		view.Viewer = o.View(n.Follower)
 	}
 	config := etcdtxn.Config{Client: o.Client, View: view, Observe: n.Seen}
+	if !o.LongestTTL {
+		n.Habits = recency.New(n.Seen)
+	}
+	redis := rediscache.Config{Server: o.Redis, View: view, Observe: n.Seen, Habits: n.Habits}
+	if o.Memory > 0 {
+		n.Memory = memory.New(memory.Config{Bytes: o.Memory, View: view, Encode: o.Encode, Absent: o.Absent, TTL: n.Habits.TTL, Observe: n.Seen})
+		config.Cache, redis.Told = n.Memory, n.Memory.Keep
+	}
 	if len(o.Redis.Addrs) > 0 {
-		n.Cache = rediscache.New(rediscache.Config{Server: o.Redis, View: view, Observe: n.Seen})
+		n.Cache = rediscache.New(redis)
 		config.Cache = n.Cache
-		if o.Cache != nil {
-			config.Cache = o.Cache(n.Cache)
+		if n.Memory != nil {
+			config.Cache = n.Memory.With(n.Cache)
 		}
 	}
+	if o.Cache != nil && config.Cache != nil {
+		config.Cache = o.Cache(config.Cache)
+	}
 	n.Behind = etcdtxn.New(config)
+	telling := feed.Config{Client: o.Tell, Govern: n.Follower, Pieces: n.Behind, Names: n.Behind, Heartbeat: 500 * time.Millisecond}
+	if o.Feed != nil {
+		o.Feed(&telling)
+	}
+	n.Feed = feed.New(telling)
 	n.Store = n.Behind
 	if n.Cache != nil {
-		n.Store = n.Cache.Front(n.Behind)
+		n.Store = n.Cache.Front(n.Store)
 	}
+	if o.Behind != nil {
+		n.Store = o.Behind(n.Store)
+	}
+	if n.Memory != nil {
+		n.Store = n.Memory.Front(n.Store)
+	}
+	n.Store = n.Habits.Front(n.Store)
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	if err := etcdtxn.Bootstrap(ctx, o.Client); err != nil {
@@ -92,6 +140,7 @@ func Start(t testing.TB, o Options) *Node {
 		})
 	}
 	run(&running, ctx, n.Follower.Run)
+	run(&running, ctx, n.Feed.Run)
 	if !o.Idle {
 		k := etcdtxn.NewKeeper(etcdtxn.KeeperConfig{Client: o.Client, Follower: n.Follower, Node: layout.Node{ID: n.ID, StartedAt: time.Now()}})
 		run(&running, ctx, k.Run)
@@ -115,7 +164,7 @@ func Start(t testing.TB, o Options) *Node {
 	}
 	t.Cleanup(n.stop)
 	Eventually(t, 30*time.Second, "the node to be ready", n.Follower.Ready)
-	if n.Cache != nil {
+	if n.Cache != nil || n.Memory != nil {
 		Eventually(t, 30*time.Second, "the node to believe", n.Believes)
 	}
 	return n
@@ -186,9 +235,9 @@ func (c *Counter) most(what string, n int) {
 	c.counts[what] = max(c.counts[what], n)
 }
 
-// Of returns how often something was observed: "etcd <kind> <outcome>", "look
-// <finding>", "<stage, confirm, fill, discard> <outcome>", "pipeline <lane>",
-// "breaker <state>", "refused <cause>", "sent <write, read>"; and "members <write, read>",
+// Of returns how often something was observed: "etcd <kind> <outcome>", "remembered
+// <finding>", "absent by <read, filter>", "look <finding>", "<stage, confirm, fill, discard> <outcome>", "pipeline <lane>",
+// "breaker <state>", "ttl <by>", "refused <cause>", "sent <write, read>"; and "members <write, read>",
 // the most that went together.
 func (c *Counter) Of(what string) int {
 	c.mu.Lock()
@@ -232,6 +281,12 @@ func (c *Counter) Behind() { c.count("behind") }
 // Crowded implements etcdtxn.Observer.
 func (c *Counter) Crowded(kind string) { c.count("crowded " + kind) }
 
+// Remembered implements memory.Observer.
+func (c *Counter) Remembered(finding string) { c.count("remembered " + finding) }
+
+// Absent implements memory.Observer.
+func (c *Counter) Absent(by string) { c.count("absent by " + by) }
+
 // Looked implements rediscache.Observer.
 func (c *Counter) Looked(finding string) { c.count("look " + finding) }
 
@@ -240,6 +295,9 @@ func (c *Counter) Wrote(kind, outcome string) { c.count(kind + " " + outcome) }
 
 // Pipeline implements rediscache.Observer.
 func (c *Counter) Pipeline(lane string, _ int, _ time.Duration, _ bool) { c.count("pipeline " + lane) }
+
+// TTL implements recency.Observer.
+func (c *Counter) TTL(by string, _ time.Duration) { c.count("ttl " + by) }
 
 // Breaker implements rediscache.Observer.
 func (c *Counter) Breaker(_, to string) { c.count("breaker " + to) }

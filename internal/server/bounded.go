@@ -63,8 +63,8 @@ func (b bounded) BeginTogether(ctx context.Context, reqs []*claim.BeginRequest) 
 	return begun
 }
 
-func (b bounded) Get(ctx context.Context, namespace, key string) (claim.Found, error) {
-	return within(b, namespace, func() (claim.Found, error) { return b.Store.Get(ctx, namespace, key) })
+func (b bounded) Get(ctx context.Context, req *claim.GetRequest) (claim.Found, error) {
+	return within(b, req.Namespace, func() (claim.Found, error) { return b.Store.Get(ctx, req) })
 }
 
 func (b bounded) List(ctx context.Context, req *claim.ListRequest) (claim.Page, error) {

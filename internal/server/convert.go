@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -155,16 +156,31 @@ func grantMessage(g *claim.Grant, wall time.Time) *dualcheckv1.Claim {
 	}
 }
 
-// recordMessage tells a record, or the part of one that a verdict shows.
+// EncodeRecord returns what is sent of a record wherever it is told, all but its deadlines,
+// which depend on when that is: what claim.Record.Encoded is. It returns nil for a record
+// that cannot be sent.
+func EncodeRecord(r *claim.Record) []byte {
+	bare := *r
+	bare.LeaseUntil, bare.ResultUntil, bare.KeyUntil = 0, 0, 0
+	b, err := proto.Marshal(recordMessage(&bare, 0, time.Time{}))
+	if err != nil {
+		return nil
+	}
+	return b
+}
+
+// recordMessage tells a record, or the part of one that a verdict shows. Nobody here looks
+// into a message that tells an encoded one: who decodes its bytes finds all the fields.
 func recordMessage(r *claim.Record, now claim.Instant, wall time.Time) *dualcheckv1.Record {
 	if r == nil {
 		return nil
 	}
-	deadline := func(until claim.Instant) *timestamppb.Timestamp {
-		if until == 0 || until == claim.Never {
-			return nil
-		}
-		return timestamppb.New(wall.Add(until.Sub(now)))
+	deadline := func(until claim.Instant) *timestamppb.Timestamp { return wallDeadline(until, now, wall) }
+	if r.Encoded != nil {
+		// What is known to nobody here is sent as it is: the rest of the message.
+		m := &dualcheckv1.Record{LeaseUntil: deadline(r.LeaseUntil), ResultUntil: deadline(r.ResultUntil), KeyUntil: deadline(r.KeyUntil)}
+		m.ProtoReflect().SetUnknown(r.Encoded)
+		return m
 	}
 	m := &dualcheckv1.Record{
 		Namespace:      r.Namespace,
@@ -193,6 +209,14 @@ func recordMessage(r *claim.Record, now claim.Instant, wall time.Time) *dualchec
 		m.Result = &dualcheckv1.Result{Code: r.Result.Code, ContentType: r.Result.ContentType, Body: r.Result.Body, Metadata: r.Result.Metadata}
 	}
 	return m
+}
+
+// wallDeadline tells a deadline by the wall clock; nil if there is none.
+func wallDeadline(until, now claim.Instant, wall time.Time) *timestamppb.Timestamp {
+	if until == 0 || until == claim.Never {
+		return nil
+	}
+	return timestamppb.New(wall.Add(until.Sub(now)))
 }
 
 // foundMessage tells a record as a caller may see it now.

@@ -67,7 +67,28 @@ func decoded(d *grpc.ServiceDesc) *grpc.ServiceDesc {
 	for i, m := range d.Methods {
 		own.Methods[i] = grpc.MethodDesc{MethodName: m.MethodName, Handler: decodedMethod(m.Handler)}
 	}
+	own.Streams = make([]grpc.StreamDesc, len(d.Streams))
+	for i, m := range d.Streams {
+		own.Streams[i] = m
+		if !m.ClientStreams { // else it decodes each of its frames itself
+			own.Streams[i].Handler = func(srv any, ss grpc.ServerStream) error { return m.Handler(srv, lenientStream{ss}) }
+		}
+	}
 	return &own
+}
+
+// lenientStream is a stream whose one request is decoded leniently.
+type lenientStream struct{ grpc.ServerStream }
+
+func (s lenientStream) RecvMsg(m any) error {
+	request := lenient{into: m}
+	if err := s.ServerStream.RecvMsg(&request); err != nil {
+		return err
+	}
+	if request.err != nil {
+		return request.told()
+	}
+	return nil
 }
 
 func decodedMethod(next grpc.MethodHandler) grpc.MethodHandler {

@@ -7,12 +7,14 @@ import (
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/telemetry"
+	"github.com/dualcheck/dualcheck/internal/waiting"
 )
 
 // dedup is DedupService over a Store.
 type dedup struct {
 	dualcheckv1.UnimplementedDedupServiceServer
 	store   claim.Store
+	waits   *waiting.Room
 	calls   *calls
 	metrics *telemetry.Metrics
 	// draining is closed when no new work is to be taken on.
@@ -79,57 +81,11 @@ func (d *dedup) begun(req *claim.BeginRequest, a claim.Answer) *dualcheckv1.Begi
 	return m
 }
 
-const (
-	// askEvery is how long a waiter goes without asking at most.
-	askEvery = time.Second
-	// askLeast keeps a waiter from asking all the time.
-	askLeast = 20 * time.Millisecond
-	// answerEarly is how long before the call's deadline a waiter answers.
-	answerEarly = 100 * time.Millisecond
-)
-
-// wait asks again until the key is no longer in progress, the caller's patience or
-// deadline is near, or enough is closed. An error of an ask is the answer: it may have given a claim,
-// which only the same call sent again can learn.
+// wait waits where all do until the key is no longer in progress, the caller's patience or
+// deadline is near, or enough is closed.
 func (d *dedup) wait(ctx context.Context, req *claim.BeginRequest, last claim.Answer, enough <-chan struct{}) (claim.Answer, error) {
 	defer d.metrics.Waiting()()
-	end := time.Now().Add(req.Wait)
-	hurried := false // the deadline comes before the end of the wait
-	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerEarly).Before(end) {
-		end, hurried = deadline.Add(-answerEarly), true
-	}
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	<-timer.C
-	for last.Verdict == claim.InProgress {
-		left := time.Until(end)
-		if left <= 0 {
-			break
-		}
-		pause := max(min(last.RetryAfter, askEvery), askLeast)
-		timer.Reset(min(pause, left))
-		select {
-		case <-ctx.Done():
-			return claim.Answer{}, ctx.Err()
-		case <-d.draining:
-			return last, nil
-		case <-enough:
-			return last, nil
-		case <-timer.C:
-		}
-		if hurried && time.Until(end) <= 0 {
-			break // there is no time to ask once more
-		}
-		asked, err := d.store.Begin(ctx, req)
-		switch {
-		case claim.ReasonOf(err) == claim.Overloaded: // not asked: it is as it was
-		case err != nil:
-			return claim.Answer{}, err
-		default:
-			last = asked
-		}
-	}
-	return last, nil
+	return d.waits.Wait(ctx, req, last, enough)
 }
 
 func (d *dedup) Complete(ctx context.Context, m *dualcheckv1.CompleteRequest) (*dualcheckv1.FinishResponse, error) {
@@ -181,13 +137,13 @@ func (d *dedup) Extend(ctx context.Context, m *dualcheckv1.ExtendRequest) (*dual
 	return &dualcheckv1.ExtendResponse{Claim: grantMessage(grant, time.Now())}, nil
 }
 
-// Get is linearizable whether or not cached is set: an answer that is 0 s old is at
-// most 3 s old.
+// Get is linearizable, unless cached is set: then it may be told that there is no such key,
+// which was true within the last 3 s.
 func (d *dedup) Get(ctx context.Context, m *dualcheckv1.GetRequest) (*dualcheckv1.GetResponse, error) {
 	if err := claim.ValidateName(m.GetNamespace(), m.GetKey()); err != nil {
 		return nil, err
 	}
-	found, err := d.store.Get(ctx, m.GetNamespace(), m.GetKey())
+	found, err := d.store.Get(ctx, &claim.GetRequest{Namespace: m.GetNamespace(), Key: m.GetKey(), Cached: m.GetCached()})
 	if err != nil {
 		return nil, err
 	}

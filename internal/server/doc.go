@@ -28,6 +28,14 @@
 //   - A frame that is wrong ends the stream, after what was accepted was answered.
 //   - No goroutine of a session outlives Stop, and none but its reader its handler.
 //
+// What always holds of a stream of Watch (watch.go; lines.go over HTTP):
+//
+//   - It tells what the feed tells, in that order, and a token only once all before it
+//     was sent. It ends with an error, unless its client has gone.
+//   - Nobody waits for a reader, a stop neither: one that takes nothing for a minute is
+//     ended. Until then it holds one message here and what gRPC takes ahead of it.
+//   - No goroutine of a stream outlives Stop.
+//
 // The life of a call: observe (count, time, log) → errors (the table, panics) →
 // deadline → the method → convert → claim.Store. That of a session's call: read → its
 // key's turn → errors → the method → convert → claim.Store → observe → encoded →

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/dualcheck/dualcheck/api/gen"
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/contractjson"
@@ -34,16 +33,14 @@ const (
 
 // handler makes everything that is on the HTTP port.
 func (s *Server) handler() (http.Handler, error) {
-	conn, err := grpc.NewClient("passthrough:///gateway",
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return s.local.DialContext(ctx) }),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
-		grpc.WithDisableServiceConfig(),
-	)
+	conn, err := s.dialInner()
 	if err != nil {
-		return nil, fmt.Errorf("dial the gRPC server: %w", err)
+		return nil, err
 	}
 	s.gateway = conn
+	if s.lines, err = s.dialInner(grpc.WithStaticStreamWindowSize(lineWindow), grpc.WithStaticConnWindowSize(linesWindow)); err != nil {
+		return nil, err
+	}
 	gateway := runtime.NewServeMux(
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, codec{}),
 		runtime.WithIncomingHeaderMatcher(forwarded),
@@ -73,8 +70,23 @@ func (s *Server) handler() (http.Handler, error) {
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.Handle("GET /metrics", s.cfg.Metrics.Handler())
 	mux.HandleFunc("GET /openapi.json", openapi)
+	mux.HandleFunc("POST /v1/watch", s.watchLines(gateway))
 	mux.Handle("/", gateway)
 	return s.outermost(mux), nil
+}
+
+// dialInner connects to the gRPC server that is in memory.
+func (s *Server) dialInner(more ...grpc.DialOption) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient("passthrough:///gateway", append(more,
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return s.local.DialContext(ctx) }),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
+		grpc.WithDisableServiceConfig(),
+	)...)
+	if err != nil {
+		return nil, fmt.Errorf("dial the gRPC server: %w", err)
+	}
+	return conn, nil
 }
 
 // outermost bounds bodies, keeps answers out of caches, and catches panics.
@@ -191,6 +203,7 @@ const help = `dualcheck: has this piece of work been done, and what came of it?
   POST /v1/dedup:begin       ask, and be given the claim if you are the first
   POST /v1/dedup:complete    report the result
   POST /v1/dedup:fail        report a failure
+  POST /v1/watch             be told of changes as they happen, one JSON object a line
   GET  /openapi.json         every method, with its messages
   GET  /readyz?verbose       whether this node can serve, and if not why
   GET  /livez                whether it runs
@@ -244,7 +257,7 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 
 func openapi(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(gen.OpenAPI) // the caller may have gone
+	_, _ = w.Write(openAPI()) // the caller may have gone
 }
 
 func text(w http.ResponseWriter, code int, body string) {

@@ -81,7 +81,12 @@ func TestGatewayErrors(t *testing.T) {
 		"a row of the table":  {post, "/v1/dedup:begin", `{"namespace":"a","key":""}`, 400, "KEY_INVALID"},
 		"not found":           {post, "/v1/dedup:get", `{"namespace":"a","key":"none"}`, 404, "RECORD_NOT_FOUND"},
 		"not served":          {post, "/v1/status:apply", `{}`, 501, "UNIMPLEMENTED"},
-		"stream not served":   {post, "/v1/watch", `{}`, 501, "UNIMPLEMENTED"},
+		"stream not served":   {post, "/v1/admin/calibrate", `{}`, 501, "UNIMPLEMENTED"},
+		"lines, bad JSON":     {post, "/v1/watch", `{`, 400, "REQUEST_INVALID"},
+		"lines, unknown":      {post, "/v1/watch", `{"namespace":"a","ttl":3}`, 400, "REQUEST_INVALID"},
+		"lines, too large":    {post, "/v1/watch", `{"key":"` + strings.Repeat("k", maxBody) + `"}`, 413, "REQUEST_INVALID"},
+		"lines, empty body":   {post, "/v1/watch", ``, 400, "NAMESPACE_INVALID"},
+		"lines, wrong method": {http.MethodGet, "/v1/watch", ``, 405, "UNIMPLEMENTED"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			req, err := http.NewRequestWithContext(t.Context(), c.method, w.url+c.path, strings.NewReader(c.body))

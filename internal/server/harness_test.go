@@ -119,8 +119,8 @@ func (s *memStore) Extend(ctx context.Context, req *claim.ExtendRequest) (*claim
 	return s.current().Extend(ctx, req)
 }
 
-func (s *memStore) Get(ctx context.Context, namespace, name string) (claim.Found, error) {
-	return s.current().Get(ctx, namespace, name)
+func (s *memStore) Get(ctx context.Context, req *claim.GetRequest) (claim.Found, error) {
+	return s.current().Get(ctx, req)
 }
 
 func (s *memStore) Resolve(ctx context.Context, req *claim.ResolveRequest) (claim.Found, error) {
@@ -233,6 +233,7 @@ type world struct {
 	store      *memStore
 	namespaces *memNamespaces
 	levers     *memLevers
+	feed       *fakeFeed
 	metrics    *telemetry.Metrics
 	logs       *logBuffer
 	server     *Server
@@ -243,7 +244,8 @@ type world struct {
 	served     chan error
 
 	dualcheckv1.DedupServiceClient
-	admin dualcheckv1.AdminServiceClient
+	admin    dualcheckv1.AdminServiceClient
+	watching dualcheckv1.WatchServiceClient
 }
 
 type logBuffer struct {
@@ -266,10 +268,11 @@ func (b *logBuffer) String() string {
 // start runs a server for the test's length; tune may change its configuration.
 func start(t testing.TB, tune ...func(*Config)) *world {
 	t.Helper()
-	w := &world{t: t, store: newMemStore(), namespaces: &memNamespaces{}, levers: &memLevers{switches: map[string]policy.Switch{}}, metrics: telemetry.NewMetrics(telemetry.Build{Version: "test"}), logs: &logBuffer{}, served: make(chan error, 1)}
+	w := &world{t: t, store: newMemStore(), namespaces: &memNamespaces{}, levers: &memLevers{switches: map[string]policy.Switch{}}, feed: newFakeFeed(), metrics: telemetry.NewMetrics(telemetry.Build{Version: "test"}), logs: &logBuffer{}, served: make(chan error, 1)}
 	cfg := Config{
 		Store: w.store, Namespaces: w.namespaces, Levers: w.levers, Cluster: memCluster{}, Metrics: w.metrics,
 		Log:         slog.New(slog.NewTextHandler(w.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Feed:        w.feed,
 		Reflection:  true,
 		MaxInFlight: 1000,
 		Ready: func() error {
@@ -298,6 +301,7 @@ func start(t testing.TB, tune ...func(*Config)) *world {
 		}
 		w.DedupServiceClient = dualcheckv1.NewDedupServiceClient(w.conn)
 		w.admin = dualcheckv1.NewAdminServiceClient(w.conn)
+		w.watching = dualcheckv1.NewWatchServiceClient(w.conn)
 	}
 	t.Cleanup(func() {
 		if w.conn != nil {

@@ -39,6 +39,8 @@ type calls struct {
 	// outages and broken keep calls that meet an outage, or a record that cannot be
 	// read, from filling the log; each on its own, so that neither hides the other.
 	outages, broken seldom
+	// running are calls and streams whose handlers have not returned.
+	running atomic.Int64
 	// degraded names the part that this node does without, "" if none; may be nil.
 	degraded func() string
 }
@@ -70,6 +72,8 @@ func newCalls(metrics *telemetry.Metrics, log *slog.Logger) *calls {
 
 // unary observes a call, keeps its deadline, and turns its error into a status.
 func (c *calls) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	c.running.Add(1)
+	defer c.running.Add(-1)
 	began := time.Now()
 	if retries(ctx) > 0 {
 		c.metrics.Retried(methodLabel(info.FullMethod))
@@ -91,11 +95,19 @@ func (c *calls) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 	return resp, err
 }
 
+// lasting are the streams that go on for as long as their clients want.
+var lasting = map[string]bool{
+	dualcheckv1.DedupService_Session_FullMethodName: true,
+	dualcheckv1.WatchService_Watch_FullMethodName:   true,
+}
+
 // stream does the same for a stream, which has the deadline it brought. A session's
-// calls are observed each on its own (session.go): how long a session lasted says
-// nothing.
+// calls are observed each on its own (session.go), and what a Watch sends is counted
+// (watch.go): how long they lasted says nothing.
 func (c *calls) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if info.FullMethod == dualcheckv1.DedupService_Session_FullMethodName {
+	c.running.Add(1)
+	defer c.running.Add(-1)
+	if lasting[info.FullMethod] {
 		err := c.guard(func() error { return handler(srv, ss) })
 		c.tellDegraded(ss.Context())
 		if err != nil {

@@ -14,14 +14,14 @@ import (
 func TestSwitches(t *testing.T) {
 	w := start(t)
 	list, err := w.admin.ListSwitches(t.Context(), &dualcheckv1.ListSwitchesRequest{})
-	if err != nil || len(list.GetSwitches()) != 1 || list.GetSwitches()[0].GetName() != "bypass-redis" || list.GetSwitches()[0].GetOn() || list.GetSwitches()[0].GetChangedAt() != nil {
+	if err != nil || len(list.GetSwitches()) != 2 || list.GetSwitches()[0].GetName() != "bypass-memory" || list.GetSwitches()[1].GetName() != "bypass-redis" || list.GetSwitches()[1].GetOn() || list.GetSwitches()[1].GetChangedAt() != nil {
 		t.Fatalf("before any put: %v %v", list, err)
 	}
 	put, err := w.admin.PutSwitch(t.Context(), &dualcheckv1.PutSwitchRequest{Switch: &dualcheckv1.Switch{Name: "bypass-redis", On: true, Reason: "Redis is moved"}})
 	if sw := put.GetSwitch(); err != nil || !sw.GetOn() || sw.GetReason() != "Redis is moved" || sw.GetChangedAt().GetSeconds() != 1 {
 		t.Fatalf("%v %v", put, err)
 	}
-	if list, err = w.admin.ListSwitches(t.Context(), &dualcheckv1.ListSwitchesRequest{}); err != nil || !list.GetSwitches()[0].GetOn() {
+	if list, err = w.admin.ListSwitches(t.Context(), &dualcheckv1.ListSwitchesRequest{}); err != nil || list.GetSwitches()[0].GetOn() || !list.GetSwitches()[1].GetOn() {
 		t.Errorf("after a put: %v %v", list, err)
 	}
 	if log := w.logs.String(); !strings.Contains(log, `act="put switch" switch=bypass-redis on=true why="Redis is moved"`) {
@@ -35,9 +35,9 @@ func TestSwitchRefusals(t *testing.T) {
 		sw             *dualcheckv1.Switch
 		field, message string
 	}{
-		{nil, "switch.name", "it has bypass-redis"},
+		{nil, "switch.name", "it has bypass-memory, bypass-redis"},
 		{&dualcheckv1.Switch{Name: "read-only", On: true, Reason: "r"}, "switch.name", `no switch "read-only"`},
-		{&dualcheckv1.Switch{Name: "bypass-redis/", Reason: "r"}, "switch.name", "it has bypass-redis"},
+		{&dualcheckv1.Switch{Name: "bypass-redis/", Reason: "r"}, "switch.name", "it has bypass-memory, bypass-redis"},
 		{&dualcheckv1.Switch{Name: "bypass-redis", On: true}, "switch.reason", "say why"},
 		{&dualcheckv1.Switch{Name: "bypass-redis", Reason: strings.Repeat("x", claim.MaxReason+1)}, "switch.reason", "at most 1024 bytes"},
 	} {
@@ -76,7 +76,7 @@ func TestLeversOverJSON(t *testing.T) {
 	w := start(t)
 	for _, c := range []struct{ path, body, want string }{
 		{"/v1/admin/switches:put", `{"switch":{"name":"bypass-redis","on":true,"reason":"r"}}`, `{"switch":{"name":"bypass-redis","on":true,"reason":"r","changedAt":"1970-01-01T00:00:01Z"}}`},
-		{"/v1/admin/switches:list", `{}`, `{"switches":[{"name":"bypass-redis","on":true,"reason":"r","changedAt":"1970-01-01T00:00:01Z"}]}`},
+		{"/v1/admin/switches:list", `{}`, `{"switches":[{"name":"bypass-memory"},{"name":"bypass-redis","on":true,"reason":"r","changedAt":"1970-01-01T00:00:01Z"}]}`},
 		{"/v1/admin/epoch:raise", `{"reason":"r"}`, `{"epoch":"ab010000000000000000000000000000"}`},
 	} {
 		code, _, body := w.post(c.path, c.body)
@@ -85,7 +85,7 @@ func TestLeversOverJSON(t *testing.T) {
 		}
 	}
 	code, _, body := w.post("/v1/admin/switches:put", `{"switch":{"name":"drain","on":true,"reason":"r"}}`)
-	if e := parseError(t, body); code != http.StatusBadRequest || e.reason() != "REQUEST_INVALID" || !strings.Contains(e.Message, "it has bypass-redis") {
+	if e := parseError(t, body); code != http.StatusBadRequest || e.reason() != "REQUEST_INVALID" || !strings.Contains(e.Message, "it has bypass-memory, bypass-redis") {
 		t.Errorf("%d %s", code, body)
 	}
 }

@@ -139,7 +139,6 @@ func TestAClientMadeFromReflectionAlone(t *testing.T) {
 
 // notServed lists what answers UNIMPLEMENTED in this version.
 var notServed = strings.Fields(`
-	dualcheck.v1.WatchService.Watch
 	dualcheck.v1.StatusService.Apply dualcheck.v1.StatusService.Get dualcheck.v1.StatusService.History dualcheck.v1.StatusService.BatchApply
 	dualcheck.v1.AdminService.Calibrate dualcheck.v1.AdminService.ListRepairs dualcheck.v1.AdminService.ListAudit`)
 

@@ -27,15 +27,20 @@ import (
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/telemetry"
+	"github.com/dualcheck/dualcheck/internal/waiting"
 )
 
-// Config is what a Server needs. All but TLS, MaxConnectionAge and the switches
-// must be given.
+// Config is what a Server needs. All but TLS, MaxConnectionAge, the
+// switches and what waiting callers are woken by must be given.
 type Config struct {
 	Store      claim.Store
 	Namespaces Namespaces
 	Levers     Levers
 	Cluster    Cluster
+	// Changes tell waiting callers of their keys' changes, and Revisions looks at their
+	// keys once a second; without them, they ask. See waiting.Config.
+	Changes   waiting.Changes
+	Revisions func(ctx context.Context, keys []string) ([]int64, error)
 	// Ready says why this node cannot serve, nil if it can.
 	Ready func() error
 	// RedisAway says why Redis is not used, nil if it is; a nil func: this node has none.
@@ -56,8 +61,14 @@ type Config struct {
 	MaxInFlight int
 	// Tracing makes a span of each call.
 	Tracing bool
+	// Feed is what Watch tells; nil: Watch is UNIMPLEMENTED.
+	Feed Feed
+	// MaxSubscribers is how many streams of Watch there may be at once; those over it are
+	// OVERLOADED; 0: 10,000.
+	MaxSubscribers int
 
 	sessions sessionLimits // zero: the usual ones
+	watches  watchLimits   // zero: the usual ones
 }
 
 // Server serves the contract on two ports.
@@ -67,12 +78,15 @@ type Server struct {
 	grpc    *grpc.Server // on the network
 	inner   *grpc.Server // for the gateway alone
 	opened  *sessions
+	waits   *waiting.Room
+	watched *watches
 	health  *health.Server
 	telling sync.Mutex // one at a time
 	outage  outage
 	http    *http.Server
 	local   *bufconn.Listener // the gateway's way into inner
 	gateway *grpc.ClientConn
+	lines   *grpc.ClientConn // the same, for streams of lines
 
 	stopping atomic.Bool     // health says no
 	draining chan struct{}   // closed: no new work
@@ -97,15 +111,17 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.calls.degraded = s.degraded
 	s.opened = newSessions(cfg.Metrics, cfg.sessions, cfg.MaxConnectionAge)
+	s.watched = newWatches(cfg.watches, cfg.MaxSubscribers, cfg.MaxConnectionAge)
 	s.ending, s.end = context.WithCancel(context.Background())
 	cfg.Store = newBounded(cfg.Store, cfg.MaxInFlight)
+	s.waits = waiting.New(waiting.Config{Store: cfg.Store, Revisions: cfg.Revisions, Changes: cfg.Changes, Draining: s.draining, Log: cfg.Log, Observe: cfg.Metrics})
 	s.grpc = grpc.NewServer(append(s.options(), s.networkOptions()...)...)
 	s.inner = grpc.NewServer(s.options()...)
-	for _, g := range []*grpc.Server{s.grpc, s.inner} {
-		g.RegisterService(decoded(&dualcheckv1.DedupService_ServiceDesc), &dedup{store: cfg.Store, calls: s.calls, metrics: cfg.Metrics, draining: s.draining, sessions: s.opened})
+	for g, slow := range map[*grpc.Server]time.Duration{s.grpc: s.watched.limits.slow, s.inner: 0} {
+		g.RegisterService(decoded(&dualcheckv1.DedupService_ServiceDesc), &dedup{store: cfg.Store, waits: s.waits, calls: s.calls, metrics: cfg.Metrics, draining: s.draining, sessions: s.opened})
 		g.RegisterService(decoded(&dualcheckv1.AdminService_ServiceDesc), &admin{store: cfg.Store, namespaces: cfg.Namespaces, levers: cfg.Levers, cluster: cfg.Cluster, log: cfg.Log, plainKeys: cfg.PlainKeys})
 		g.RegisterService(decoded(&dualcheckv1.StatusService_ServiceDesc), dualcheckv1.UnimplementedStatusServiceServer{})
-		g.RegisterService(decoded(&dualcheckv1.WatchService_ServiceDesc), dualcheckv1.UnimplementedWatchServiceServer{})
+		g.RegisterService(decoded(&dualcheckv1.WatchService_ServiceDesc), &watcher{feed: cfg.Feed, cluster: cfg.Cluster, calls: s.calls, metrics: cfg.Metrics, draining: s.draining, watches: s.watched, slow: slow})
 	}
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	if cfg.Reflection {
@@ -324,7 +340,8 @@ func servingGRPC(s *grpc.Server, l net.Listener) error {
 // Stop stops in order: health says no; after delay, in which load balancers notice
 // and all is still served, new work is refused and waiters are answered; calls
 // under way end, those of both ports at once, so that neither takes the other's
-// time; connections close. When ctx ends first, what is left is cut off.
+// time; connections close. When ctx ends first, what is left is cut off, and so is what
+// nobody reads once no call is under way.
 func (s *Server) Stop(ctx context.Context, delay time.Duration) {
 	if s.stop.Swap(true) {
 		<-s.stopped
@@ -351,18 +368,43 @@ func (s *Server) Stop(ctx context.Context, delay time.Duration) {
 	if err := s.http.Shutdown(ctx); err != nil {
 		s.cfg.Log.Warn("JSON calls were cut off", telemetry.FieldError, err)
 	}
-	select {
-	case <-graceful:
-	case <-ctx.Done():
-		select {
-		case <-graceful: // long ago
-		default:
-			s.cfg.Log.Warn("gRPC calls were cut off", telemetry.FieldError, ctx.Err())
-		}
-	}
+	s.await(ctx, graceful)
 	s.halt()
 	<-graceful
 	s.opened.reading.Wait()
+	s.watched.telling.Wait()
+}
+
+// flushMost is how long the last answers may take to reach their callers once no call is
+// under way. gRPC keeps the end of a stream behind what was sent on it before: a client
+// that reads nothing would hold a stop up until its time is over.
+const flushMost = 3 * time.Second
+
+// await waits until gRPC has stopped, ctx ends, or nothing is left but what nobody reads.
+func (s *Server) await(ctx context.Context, graceful <-chan struct{}) {
+	tick := time.NewTicker(healthEvery)
+	defer tick.Stop()
+	ended := time.Now() // the last call
+	for {
+		select {
+		case <-graceful:
+			return
+		case <-ctx.Done():
+			select {
+			case <-graceful: // long ago
+			default:
+				s.cfg.Log.Warn("gRPC calls were cut off", telemetry.FieldError, ctx.Err())
+			}
+			return
+		case now := <-tick.C:
+			switch {
+			case s.calls.running.Load() > 0:
+				ended = now
+			case now.Sub(ended) > flushMost:
+				return
+			}
+		}
+	}
 }
 
 // halt closes everything at once.
@@ -372,5 +414,7 @@ func (s *Server) halt() {
 	s.grpc.Stop()
 	s.inner.Stop()
 	_ = s.gateway.Close()
+	_ = s.lines.Close()
 	_ = s.local.Close()
+	s.waits.Close()
 }

@@ -647,7 +647,7 @@ func TestSessionClientGoes(t *testing.T) {
 			for _, line := range []string{"dualcheck_sessions 0", "dualcheck_begins_waiting 0", "dualcheck_requests_in_flight 0"} {
 				w.metric(t, line)
 			}
-			if found, err := w.store.Get(t.Context(), "a", "held"); err != nil || found.Record.State != claim.Succeeded {
+			if found, err := w.store.Get(t.Context(), &claim.GetRequest{Namespace: "a", Key: "held"}); err != nil || found.Record.State != claim.Succeeded {
 				t.Errorf("the finish: %v %v", found.Record, err)
 			}
 		})

@@ -13,6 +13,7 @@ import (
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/telemetry"
+	"github.com/dualcheck/dualcheck/internal/waiting"
 )
 
 // alone is DedupService without a network, for tests on a clock of their own, with
@@ -21,7 +22,9 @@ func alone(t *testing.T, lease time.Duration) (d *dedup, store *memStore, token 
 	t.Helper()
 	store = newMemStore()
 	metrics := telemetry.NewMetrics(telemetry.Build{})
-	d = &dedup{store: store, metrics: metrics, calls: newCalls(metrics, slog.New(slog.DiscardHandler)), draining: make(chan struct{})}
+	waits := waiting.New(waiting.Config{Store: store})
+	t.Cleanup(waits.Close)
+	d = &dedup{store: store, waits: waits, metrics: metrics, calls: newCalls(metrics, slog.New(slog.DiscardHandler)), draining: make(chan struct{})}
 	resp, err := d.Begin(t.Context(), &dualcheckv1.BeginRequest{Namespace: "a", Key: "k", Lease: durationpb.New(lease)})
 	if err != nil {
 		t.Fatal(err)
@@ -29,7 +32,7 @@ func alone(t *testing.T, lease time.Duration) (d *dedup, store *memStore, token 
 	return d, store, resp.GetClaim().GetToken()
 }
 
-func waiting(wait time.Duration) *dualcheckv1.BeginRequest {
+func waitFor(wait time.Duration) *dualcheckv1.BeginRequest {
 	return &dualcheckv1.BeginRequest{Namespace: "a", Key: "k", Wait: durationpb.New(wait)}
 }
 
@@ -44,11 +47,11 @@ func TestAWaiterIsToldWithinASecondOfTheFinish(t *testing.T) {
 			}
 		}()
 		began := time.Now()
-		resp, err := d.Begin(t.Context(), waiting(30*time.Second))
+		resp, err := d.Begin(t.Context(), waitFor(30*time.Second))
 		if err != nil || resp.GetVerdict() != dualcheckv1.Verdict_VERDICT_REPLAY {
 			t.Fatalf("%v %v", resp, err)
 		}
-		if late := time.Since(began) - work; late < 0 || late > askEvery {
+		if late := time.Since(began) - work; late < 0 || late > time.Second {
 			t.Errorf("told %v after the finish", late)
 		}
 	})
@@ -58,7 +61,7 @@ func TestAWaiterTakesOverALapsedClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _, _ := alone(t, 5*time.Second)
 		began := time.Now()
-		resp, err := d.Begin(t.Context(), waiting(30*time.Second))
+		resp, err := d.Begin(t.Context(), waitFor(30*time.Second))
 		if err != nil || resp.GetVerdict() != dualcheckv1.Verdict_VERDICT_FIRST || resp.GetClaim().GetPrevious() != dualcheckv1.Previous_PREVIOUS_LAPSED {
 			t.Fatalf("%v %v", resp, err)
 		}
@@ -87,14 +90,14 @@ func TestAWaitEnds(t *testing.T) {
 					defer cancel()
 				}
 				began := time.Now()
-				resp, err := d.Begin(ctx, waiting(c.wait))
+				resp, err := d.Begin(ctx, waitFor(c.wait))
 				if err != nil || resp.GetVerdict() != dualcheckv1.Verdict_VERDICT_IN_PROGRESS || resp.GetRetryAfter().AsDuration() <= 0 {
 					t.Fatalf("%v %v", resp, err)
 				}
 				if took := time.Since(began); took != c.takes {
 					t.Errorf("answered after %v, want %v", took, c.takes)
 				}
-				if asks, most := store.begins.Load()-1, int64(c.takes/askEvery)+2; asks > most {
+				if asks, most := store.begins.Load()-1, int64(c.takes/time.Second)+2; asks > most {
 					t.Errorf("asked %d times, %d at most make sense", asks, most)
 				}
 			})
@@ -112,7 +115,7 @@ func TestAnErrorEndsAWait(t *testing.T) {
 			}
 			return nil
 		})
-		_, err := d.Begin(t.Context(), waiting(30*time.Second))
+		_, err := d.Begin(t.Context(), waitFor(30*time.Second))
 		if claim.ReasonOf(err) != claim.StoreUnavailable {
 			t.Errorf("got %v", err)
 		}
@@ -125,11 +128,11 @@ func TestH24ACallerThatGoesEndsAWait(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { <-time.After(1700 * time.Millisecond); cancel() }()
 		began := time.Now()
-		_, err := d.Begin(ctx, waiting(30*time.Second))
+		_, err := d.Begin(ctx, waitFor(30*time.Second))
 		if !errors.Is(err, context.Canceled) || time.Since(began) != 1700*time.Millisecond {
 			t.Errorf("%v after %v", err, time.Since(began))
 		}
-		if held, err := store.Get(t.Context(), "a", "k"); err != nil || held.Record.State != claim.Pending {
+		if held, err := store.Get(t.Context(), &claim.GetRequest{Namespace: "a", Key: "k"}); err != nil || held.Record.State != claim.Pending {
 			t.Error("the holder's claim did not survive it")
 		}
 	})
@@ -137,12 +140,12 @@ func TestH24ACallerThatGoesEndsAWait(t *testing.T) {
 
 func TestDrainingEndsAWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, _, _ := alone(t, time.Hour)
+		d, store, _ := alone(t, time.Hour)
 		draining := make(chan struct{})
-		d.draining = draining
+		d.draining, d.waits = draining, waiting.New(waiting.Config{Store: store, Draining: draining})
 		go func() { <-time.After(1700 * time.Millisecond); close(draining) }()
 		began := time.Now()
-		resp, err := d.Begin(t.Context(), waiting(30*time.Second))
+		resp, err := d.Begin(t.Context(), waitFor(30*time.Second))
 		if err != nil || resp.GetVerdict() != dualcheckv1.Verdict_VERDICT_IN_PROGRESS || time.Since(began) != 1700*time.Millisecond {
 			t.Errorf("%v %v after %v", resp, err, time.Since(began))
 		}

@@ -21,6 +21,8 @@ type Metrics struct {
 	registry   *prometheus.Registry
 	namespaces *bounded
 	batches
+	subscribers
+	waits
 
 	verdicts      *prometheus.CounterVec
 	finishes      *prometheus.CounterVec
@@ -37,7 +39,7 @@ type Metrics struct {
 	undated       prometheus.Counter
 }
 
-const helpEtcdCalls = "How long reads, lists and writes of etcd took, the wait for their transaction included, by kind (read, list, or the operation that writes) and outcome: " +
+const helpEtcdCalls = "How long reads, lists and writes of etcd took, the wait for their transaction included, by kind (read, list, revisions, or the operation that writes) and outcome: " +
 	"ok; " +
 	"lost (the compare failed because something else was there: it is decided anew); " +
 	"refused (by the guard or the tick window, because this node's view was old: it is decided anew); " +
@@ -70,6 +72,8 @@ func NewMetrics(build Build) *Metrics {
 		registry:      prometheus.NewRegistry(),
 		namespaces:    newBounded(maxNamespaces),
 		batches:       newBatches(),
+		subscribers:   newSubscribers(),
+		waits:         newWaits(),
 		verdicts:      counters(metricVerdicts, "Answers to Begin, members of batches included; namespace is \"other\" for those after the first 200.", labelNamespace, labelVerdict, labelSource),
 		finishes:      counters(metricFinishes, "Completes and fails by kind (complete, retryable, terminal, unknown) and reason (OK, or why it was refused).", labelKind, labelReason),
 		requests:      histogram(metricRequests, "How long calls took, from the decoded request to the answer. Those of sessions have methods of their own; a session as a whole is not among them.", labelMethod, labelCode),
@@ -91,7 +95,9 @@ func NewMetrics(build Build) *Metrics {
 	info.Set(1)
 	m.registry.MustRegister(info, m.verdicts, m.finishes, m.requests, m.inFlight, m.waiting, m.sessions, m.retries, m.errors, m.panics,
 		m.etcdCalls, m.settled, m.guardRefusals, m.undated)
-	m.registry.MustRegister(m.all()...)
+	m.registry.MustRegister(m.batches.all()...)
+	m.registry.MustRegister(m.subscribers.all()...)
+	m.registry.MustRegister(m.waits.all()...)
 	return m
 }
 
@@ -102,8 +108,9 @@ type Following struct {
 	TickAge  time.Duration
 	Applied  int64
 	Restored uint64
-	// Believed: what is cached may be told. BypassRedis: a switch keeps Redis out.
-	Believed, BypassRedis bool
+	// Believed: what is cached may be told. BypassRedis and BypassMemory: switches keep Redis
+	// and memory out.
+	Believed, BypassRedis, BypassMemory bool
 }
 
 // Watch adds what is asked of the node at each scrape. Call it once.
@@ -126,6 +133,12 @@ func (m *Metrics) Watch(ready func() error, following func() Following) {
 	})
 	gauge(metricBypassed, "1 while the switch bypass-redis is on.", func() float64 {
 		if following().BypassRedis {
+			return 1
+		}
+		return 0
+	})
+	gauge(metricMemoryBypassed, "1 while the switch bypass-memory is on.", func() float64 {
+		if following().BypassMemory {
 			return 1
 		}
 		return 0

@@ -8,6 +8,12 @@ const (
 	metricRequests       = "dualcheck_request_duration_seconds"
 	metricInFlight       = "dualcheck_requests_in_flight"
 	metricWaiting        = "dualcheck_begins_waiting"
+	metricWaitKeys       = "dualcheck_wait_keys"
+	metricWaitAsks       = "dualcheck_wait_asks_total"
+	metricWaitAsked      = "dualcheck_wait_asked_begins_total"
+	metricWaitLooks      = "dualcheck_wait_looks_total"
+	metricWaitLooked     = "dualcheck_wait_looked_keys_total"
+	metricWaitWoken      = "dualcheck_wait_woken_seconds"
 	metricSessions       = "dualcheck_sessions"
 	metricRetries        = "dualcheck_retries_total"
 	metricErrors         = "dualcheck_errors_total"
@@ -37,6 +43,30 @@ const (
 	metricRedisStale     = "dualcheck_redis_stale_connections_total"
 	metricBypassed       = "dualcheck_redis_bypassed"
 	metricBelieved       = "dualcheck_believed"
+	metricCacheTTL       = "dualcheck_cache_ttl_seconds"
+	metricHabits         = "dualcheck_cache_habits"
+
+	metricMemoryLooks     = "dualcheck_memory_looks_total"
+	metricMemoryAbsences  = "dualcheck_memory_absences_total"
+	metricMemoryBytes     = "dualcheck_memory_bytes"
+	metricMemoryEntries   = "dualcheck_memory_entries"
+	metricMemoryEvictions = "dualcheck_memory_evictions_total"
+	metricMemoryBypassed  = "dualcheck_memory_bypassed"
+	metricSubscribers     = "dualcheck_watch_subscribers"
+	metricWatchEvents     = "dualcheck_watch_events_total"
+	metricResyncs         = "dualcheck_watch_resyncs_total"
+	metricWatchSlow       = "dualcheck_watch_slow_total"
+	metricWatchState      = "dualcheck_watch_state"
+	metricWatchBehind     = "dualcheck_watch_behind_revisions"
+	metricWatchBehindFor  = "dualcheck_watch_behind_seconds"
+	metricWatchLists      = "dualcheck_watch_lists_total"
+	metricWatchCuts       = "dualcheck_watch_cuts_total"
+	metricFeedBytes       = "dualcheck_feed_bytes"
+	metricFeedKept        = "dualcheck_feed_changes"
+	metricFeedNames       = "dualcheck_feed_names"
+	metricFeedChanges     = "dualcheck_feed_changes_total"
+	metricFeedScans       = "dualcheck_feed_scans_total"
+	metricFeedPieces      = "dualcheck_feed_pieces_total"
 )
 
 // Labels of metrics.
@@ -57,6 +87,8 @@ const (
 	labelFinding   = "finding"
 	labelLane      = "lane"
 	labelState     = "state"
+	labelBy        = "by"
+	labelWatch     = "watch"
 )
 
 // Fields of log lines.

@@ -31,6 +31,10 @@ func used() *Metrics {
 	m.Request("dualcheck.v1.DedupService/Begin", "OK", 3*time.Millisecond)
 	m.InFlight()
 	m.Waiting()()
+	m.Groups(1)
+	m.Asked("change", 3)
+	m.Checked(100)
+	m.Woken(time.Millisecond)
 	m.Session()()
 	m.Retried("dualcheck.v1.DedupService/Begin")
 	m.Error("KEY_INVALID")
@@ -45,6 +49,10 @@ func used() *Metrics {
 	r.Pipeline("ask", 3, time.Millisecond, true)
 	r.Breaker("", "closed")
 	r.Breaker("closed", "open")
+	remembered := m.Memory(func() MemorySize { return MemorySize{Bytes: 100, Entries: 2, Evictions: 1} })
+	remembered.Remembered("hit")
+	remembered.Remembered("epoch")
+	remembered.Absent("read")
 	return m
 }
 
@@ -60,7 +68,7 @@ func TestMetricsAreNamedAsPrometheusWants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(families) != 33 {
+	if len(families) != 48 {
 		t.Errorf("%d metrics have a value", len(families))
 	}
 	for _, f := range families {
