@@ -125,6 +125,8 @@ func (c *clientFlags) credentials(at address) (transport credentials.TransportCr
 type client struct {
 	dedup   dualcheckv1.DedupServiceClient
 	admin   dualcheckv1.AdminServiceClient
+	watch   dualcheckv1.WatchServiceClient
+	explain explainer
 	conn    *grpc.ClientConn
 	timeout time.Duration
 }
@@ -142,13 +144,14 @@ func (c *clientFlags) connect(cmd *cobra.Command) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
+	explain := explainer{at: at, tls: encrypted}
 	conn, err := grpc.NewClient(at.target,
 		grpc.WithTransportCredentials(transport),
 		grpc.WithDefaultServiceConfig(retryConfig),
 		grpc.WithUserAgent("dualcheck/"+buildInfo().Version),
 		// An answer may be a little longer with what is around it.
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(claim.MaxMessage+1<<20)),
-		grpc.WithUnaryInterceptor(explainer{at: at, tls: encrypted}.intercept),
+		grpc.WithUnaryInterceptor(explain.intercept),
 	)
 	if err != nil {
 		return nil, usageErrorf("--addr %q cannot be used: %w", at.target, err)
@@ -156,6 +159,8 @@ func (c *clientFlags) connect(cmd *cobra.Command) (*client, error) {
 	return &client{
 		dedup:   dualcheckv1.NewDedupServiceClient(conn),
 		admin:   dualcheckv1.NewAdminServiceClient(conn),
+		watch:   dualcheckv1.NewWatchServiceClient(conn),
+		explain: explain,
 		conn:    conn,
 		timeout: c.timeout,
 	}, nil

@@ -486,11 +486,6 @@ func TestHelpVersionAndManual(t *testing.T) {
 			t.Errorf("--%s is not marked", name)
 		}
 	}
-	for _, name := range []string{"cache-ttl-min"} {
-		if !regexp.MustCompile(`--` + name + ` .*\(no effect yet\)`).MatchString(put.stdout) {
-			t.Errorf("--%s is not marked", name)
-		}
-	}
 	dir := filepath.Join(t.TempDir(), "man")
 	command(t, "", "man", "--dir", dir).wants(t, exitOK)
 	page, err := os.ReadFile(filepath.Join(dir, "dualcheck-begin.1"))

@@ -64,6 +64,8 @@ type settings struct {
 	RedisServerName           string   `koanf:"redis-server-name"`
 	RedisPoolSize             int      `koanf:"redis-pool-size"`
 
+	MemoryBytes int64 `koanf:"memory-bytes"`
+
 	TLSCertFile string `koanf:"tls-cert-file"`
 	TLSKeyFile  string `koanf:"tls-key-file"`
 
@@ -86,6 +88,7 @@ func defaultSettings() settings {
 		HTTPAddr:         ":7071",
 		RedisMode:        string(rediscache.Standalone),
 		RedisAddrs:       []string{},
+		MemoryBytes:      64 << 20,
 		LogFormat:        string(telemetry.LogText),
 		LogLevel:         "info",
 		Reflection:       true,
@@ -130,6 +133,7 @@ func settingsFlags(cmd *cobra.Command) {
 	f.String("redis-server-name", d.RedisServerName, "the name that Redis's certificate must have (default: the address's host)")
 	f.Int("redis-pool-size", d.RedisPoolSize, "connections to each Redis server at most; 0: as many as can be of use")
 	completeWith(cmd, "redis-mode", redisModes...)
+	f.Int64("memory-bytes", d.MemoryBytes, "how many bytes of this node's memory finished records may take, about; 0: none is kept")
 	f.String("tls-cert-file", d.TLSCertFile, "serve both ports with this certificate (PEM); read again when it changes")
 	f.String("tls-key-file", d.TLSKeyFile, "that certificate's key (PEM)")
 	logFlags(cmd, &d)

@@ -129,6 +129,8 @@ func TestSettingsThatAreRefused(t *testing.T) {
 		"Redis's certificate alone":  {flags: []string{ok, "--redis-addrs=r:1", "--redis-cert-file=c"}, says: "redis-cert-file and redis-key-file go together"},
 		"a name of Redis in clear":   {flags: []string{ok, "--redis-addrs=r:1", "--redis-server-name=n"}, says: "redis-server-name is without effect in the clear"},
 		"a name of etcd in clear":    {flags: []string{ok, "--etcd-server-name=n"}, says: "etcd-server-name is without effect in the clear"},
+		"less memory than none":      {flags: []string{ok, "--memory-bytes=-1"}, says: "memory-bytes is 0 or more, not -1 (the flags)"},
+		"memory without a number":    {flags: []string{ok}, file: "memory-bytes: much", says: "memory-bytes"},
 		"no connection to Redis":     {flags: []string{ok, "--redis-addrs=r:1", "--redis-pool-size=-1"}, says: "redis-pool-size is 1 or more, or 0 for as many as can be of use, not -1"},
 		"a log level":                {flags: []string{ok, "--log-level=loud"}, says: `log level "loud"`},
 		"a log format":               {flags: []string{ok, "--log-format=xml"}, says: `log format "xml"`},

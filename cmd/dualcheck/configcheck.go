@@ -87,6 +87,9 @@ func (l *loaded) check() {
 			bad(d.name, "%s is 0 or more, not %v", d.name, d.value)
 		}
 	}
+	if l.MemoryBytes < 0 {
+		bad("memory-bytes", "memory-bytes is 0 or more, not %d", l.MemoryBytes)
+	}
 	if l.MaxInFlight < 1 {
 		bad("max-in-flight", "max-in-flight is 1 or more, not %d", l.MaxInFlight)
 	}

@@ -23,6 +23,7 @@ import (
 // fakeServer is a server in memory, as far as the commands need one.
 type fakeServer struct {
 	dualcheckv1.UnimplementedAdminServiceServer
+	dualcheckv1.UnimplementedWatchServiceServer
 	*ingesttest.Service
 
 	mu         sync.Mutex
@@ -30,6 +31,8 @@ type fakeServer struct {
 	revision   int64
 	resolved   *dualcheckv1.ResolveRecordRequest
 	forgotten  *dualcheckv1.ForgetRecordRequest
+	// watch is what each stream of Watch does, in their order.
+	watch []func(*dualcheckv1.WatchRequest, grpc.ServerStreamingServer[dualcheckv1.WatchResponse]) error
 	// members are etcd's, if a test wants others.
 	members []*dualcheckv1.EtcdMember
 }
@@ -45,6 +48,7 @@ func startFake(t *testing.T, service *ingesttest.Service, options ...grpc.Server
 	s := grpc.NewServer(append(options, grpc.MaxRecvMsgSize(claim.MaxMessage))...)
 	dualcheckv1.RegisterDedupServiceServer(s, service)
 	dualcheckv1.RegisterAdminServiceServer(s, server)
+	dualcheckv1.RegisterWatchServiceServer(s, server)
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		if err := s.Serve(listener); err != nil {
@@ -151,6 +155,18 @@ func (s *fakeServer) ForgetRecord(_ context.Context, q *dualcheckv1.ForgetRecord
 	defer s.mu.Unlock()
 	s.forgotten = q
 	return &dualcheckv1.ForgetRecordResponse{Revision: 7}, nil
+}
+
+func (s *fakeServer) Watch(q *dualcheckv1.WatchRequest, stream grpc.ServerStreamingServer[dualcheckv1.WatchResponse]) error {
+	s.mu.Lock()
+	if len(s.watch) == 0 {
+		s.mu.Unlock()
+		return s.UnimplementedWatchServiceServer.Watch(q, stream)
+	}
+	next := s.watch[0]
+	s.watch = s.watch[1:]
+	s.mu.Unlock()
+	return next(q, stream)
 }
 
 func (s *fakeServer) GetCluster(context.Context, *dualcheckv1.GetClusterRequest) (*dualcheckv1.GetClusterResponse, error) {

@@ -27,8 +27,8 @@ func addPolicyFlags(cmd *cobra.Command) *policyFlags {
 	duration("max-lease", "how long a claim may ask to be held", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.MaxLease })
 	duration("result-retention", "how long results are kept, from the finish", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.ResultRetention })
 	duration("key-retention", "how long keys are known, from the finish", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.KeyRetention })
-	duration("cache-ttl-min", "how long caches keep a record at least (no effect yet)", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.CacheTtlMin })
-	duration("cache-ttl-max", "how long caches keep what is finished, at most", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.CacheTtlMax })
+	duration("cache-ttl-min", "how long caches keep what is finished, at least", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.CacheTtlMin })
+	duration("cache-ttl-max", "how long they keep it at most; in between, as long as such keys come back", func(to *dualcheckv1.Policy) **durationpb.Duration { return &to.CacheTtlMax })
 
 	retention := choiceFlag(cmd, "retention-class", "a usual pair of retentions", "retry", "queue", "ledger")
 	p.set["retention-class"] = func(to *dualcheckv1.Policy) {

@@ -12,6 +12,8 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 
+	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/recency"
 	"github.com/dualcheck/dualcheck/internal/rediscache"
 	"github.com/dualcheck/dualcheck/internal/telemetry"
 )
@@ -139,8 +141,9 @@ func (l *loaded) checkRedisFiles() {
 	}
 }
 
-// redisCache makes what puts Redis in front of etcd; nil if there is no Redis.
-func (s settings) redisCache(view rediscache.Viewer, log *slog.Logger, metrics *telemetry.Metrics) (*rediscache.Cache, error) {
+// redisCache makes what puts Redis in front of etcd; nil if there is no Redis. told may be
+// nil, see rediscache.Config.
+func (s settings) redisCache(view rediscache.Viewer, habits *recency.Habits, told func(*claim.View, *claim.Record), log *slog.Logger, metrics *telemetry.Metrics) (*rediscache.Cache, error) {
 	if len(s.RedisAddrs) == 0 {
 		return nil, nil
 	}
@@ -153,7 +156,7 @@ func (s settings) redisCache(view rediscache.Viewer, log *slog.Logger, metrics *
 		p := cache.Pool()
 		return telemetry.Pool{Total: p.TotalConns, Idle: p.IdleConns, Waits: p.WaitCount, Timeouts: p.Timeouts, Stale: p.StaleConns}
 	})
-	cache = rediscache.New(rediscache.Config{Server: at, View: view, Log: log, Observe: observe})
+	cache = rediscache.New(rediscache.Config{Server: at, View: view, Log: log, Observe: observe, Habits: habits, Told: told})
 	return cache, nil
 }
 

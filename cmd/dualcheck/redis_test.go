@@ -45,13 +45,20 @@ func TestDevRunsRedis(t *testing.T) {
 		t.Fatalf("no Redis: %+v\n%s", at, r.talk.String())
 	}
 	finishes(t, at.HTTP, "k")
+	if source := replayedFrom(t, at.HTTP, "k"); source != "SOURCE_MEMORY" {
+		t.Errorf("answered by %v", source)
+	}
+	if code, answer := post(t, at.HTTP, "/v1/admin/switches:put", `{"switch": {"name": "bypass-memory", "on": true, "reason": "test"}}`); code != 200 {
+		t.Fatalf("%d %v", code, answer)
+	}
 	r.until("Redis answers", func() bool { return replayedFrom(t, at.HTTP, "k") == "SOURCE_REDIS" })
 	client := redis.NewClient(&redis.Options{Addr: at.Redis, MaxRetries: -1})
 	defer client.Close()
 	client.ShutdownNoSave(t.Context()) // has no answer
 	r.until("its death is told", func() bool { return strings.Contains(r.talk.String(), "redis-server died") })
 	r.until("Redis answers again", func() bool { return replayedFrom(t, at.HTTP, "k") == "SOURCE_REDIS" })
-	if _, text := get(t, at.HTTP, "/metrics"); !strings.Contains(text, `dualcheck_redis_looks_total{finding="hit"}`) || !strings.Contains(text, `dualcheck_believed 1`) {
+	if _, text := get(t, at.HTTP, "/metrics"); !strings.Contains(text, `dualcheck_redis_looks_total{finding="hit"}`) || !strings.Contains(text, `dualcheck_believed 1`) ||
+		!strings.Contains(text, `dualcheck_memory_looks_total{finding="hit"}`) || !strings.Contains(text, `dualcheck_memory_bypassed 1`) || !strings.Contains(text, `dualcheck_memory_entries 1`) {
 		t.Error("the metrics say nothing of hits")
 	}
 	r.until("it is ready and whole", func() bool {
@@ -69,7 +76,7 @@ func TestDevWithoutRedis(t *testing.T) {
 		t.Errorf("it says\n%s", r.talk.String())
 	}
 	finishes(t, at.HTTP, "k")
-	if source := replayedFrom(t, at.HTTP, "k"); source != "SOURCE_ETCD" {
+	if source := replayedFrom(t, at.HTTP, "k"); source != "SOURCE_MEMORY" {
 		t.Errorf("answered by %v", source)
 	}
 	if _, text := get(t, at.HTTP, "/readyz?verbose"); !strings.Contains(text, "[ ] redis: this node has none") {
@@ -92,7 +99,7 @@ func TestServeWithRedis(t *testing.T) {
 		t.Fatal(err)
 	}
 	serve := func(more ...string) (*running, string) {
-		r := background(t, append([]string{"serve", "--etcd-endpoints", etcd.Endpoint(), "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0", "--redis-addrs", server.Addr()}, more...)...)
+		r := background(t, append([]string{"serve", "--etcd-endpoints", etcd.Endpoint(), "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0", "--redis-addrs", server.Addr(), "--memory-bytes", "0"}, more...)...)
 		addr, _ := r.addrs()
 		return r, addr
 	}

@@ -37,7 +37,7 @@ in progress, or what came of it.`,
 		root.AddCommand(cmd)
 	}
 	for _, cmd := range []*cobra.Command{
-		newBeginCommand(), newCompleteCommand(), newFailCommand(), newExtendCommand(), newGetCommand(), newIngestCommand(),
+		newBeginCommand(), newCompleteCommand(), newFailCommand(), newExtendCommand(), newGetCommand(), newWatchCommand(), newIngestCommand(),
 	} {
 		cmd.GroupID = "work"
 		root.AddCommand(cmd)

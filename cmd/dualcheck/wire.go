@@ -24,8 +24,10 @@ import (
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/etcdtxn"
+	"github.com/dualcheck/dualcheck/internal/feed"
 	"github.com/dualcheck/dualcheck/internal/layout"
 	"github.com/dualcheck/dualcheck/internal/policy"
+	"github.com/dualcheck/dualcheck/internal/recency"
 	"github.com/dualcheck/dualcheck/internal/server"
 	"github.com/dualcheck/dualcheck/internal/telemetry"
 	"github.com/dualcheck/dualcheck/internal/watch"
@@ -189,24 +191,37 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 		return err
 	}
 
-	// One connection for claims, one for the watch, one for the clock: none of them
-	// waits for another.
-	var clients [3]*clientv3.Client
+	// One connection for claims, one for the watch, one for the clock, one for the watch of
+	// records: none of them waits for another.
+	var clients [4]*clientv3.Client
 	for i := range clients {
 		if clients[i], err = s.dialEtcd(log, tracing.On()); err != nil {
 			return err
 		}
 		defer clients[i].Close()
 	}
-	claims, watching, keeping := clients[0], clients[1], clients[2]
+	claims, watching, keeping, telling := clients[0], clients[1], clients[2], clients[3]
 
 	follower := watch.New(watch.Config{Client: watching, Default: policy.Namespace{}.Claim(), RefuseUndeclared: s.RequireDeclared, Log: log})
-	cache, err := s.redisCache(follower, log, metrics)
+	var habits *recency.Habits
+	habits = recency.New(metrics.Recency(func() int { return habits.Len() }))
+	var changes *feed.Feed
+	remembered := s.memoryCache(follower, habits, func(namespace, key string) bool { return changes.Absent(namespace, key) }, metrics)
+	var told func(*claim.View, *claim.Record)
+	if remembered != nil {
+		told = remembered.Keep
+	}
+	cache, err := s.redisCache(follower, habits, told, log, metrics)
 	if err != nil {
 		return err
 	}
 	deciding := etcdtxn.Config{Client: claims, View: follower, Log: log, Observe: metrics}
-	if cache != nil {
+	switch {
+	case remembered != nil && cache != nil:
+		deciding.Cache = remembered.With(cache)
+	case remembered != nil:
+		deciding.Cache = remembered
+	case cache != nil:
 		deciding.Cache = cache
 	}
 	store := etcdtxn.New(deciding)
@@ -214,12 +229,19 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 	if cache != nil {
 		front, degraded = cache.Front(store), cache.Degraded
 	}
+	if remembered != nil {
+		front = remembered.Front(front)
+	}
+	front = habits.Front(front) // the foremost, so that it sees what every cache tells
 	keeper := etcdtxn.NewKeeper(etcdtxn.KeeperConfig{
 		Client: keeping, Follower: follower, Log: log,
 		Node: layout.Node{ID: s.NodeID, Version: b.Version, GRPCAddr: s.AdvertiseAddr, StartedAt: time.Now()},
 	})
+	changes = feed.New(feed.Config{Client: telling, Govern: follower, Pieces: store, Names: store, Log: log})
 	serving, err := server.New(server.Config{
 		Store:            front,
+		Changes:          changes,
+		Revisions:        store.Revisions,
 		RedisAway:        degraded,
 		Namespaces:       declared{follower, store},
 		Levers:           levers{store, follower},
@@ -233,11 +255,18 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 		Reflection:       s.Reflection,
 		Tracing:          tracing.On(),
 		MaxInFlight:      s.MaxInFlight,
+		Feed:             subscribing{changes},
 	})
 	if err != nil {
 		return err
 	}
 
+	metrics.Follows("governing", func() telemetry.Followed { return followed(follower.Following()) })
+	metrics.Follows("records", func() telemetry.Followed { return followed(changes.Status().Following) })
+	metrics.Feeds(func() telemetry.Feeding {
+		s := changes.Status()
+		return telemetry.Feeding{RingBytes: s.RingBytes, RingChanges: s.RingChanges, Changes: s.Changes, Scans: s.Scans, Pieces: s.Pieces, FilterLen: s.Names}
+	})
 	metrics.Watch(serving.Ready, func() telemetry.Following { return telemetry.Following(follower.Status()) })
 
 	var group run.Group
@@ -292,6 +321,7 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 	if cache != nil {
 		actor(&group, cache.Run) // sends what the last finishes left
 	}
+	actor(&group, changes.Run)
 	actor(&group, func(c context.Context) error { // make etcd ready, then keep
 		if err := prepare(c, keeping, log); err != nil || c.Err() != nil {
 			return err
@@ -429,6 +459,21 @@ func (l levers) Switches() ([]policy.Switch, error) {
 		return nil, err
 	}
 	return l.follower.Switches(), nil
+}
+
+func followed(f watch.Following) telemetry.Followed {
+	return telemetry.Followed{State: f.State.String(), Behind: f.Behind, BehindFor: f.BehindFor, Lists: f.Lists, Cuts: f.Cuts}
+}
+
+// subscribing is the feed as the server asks it.
+type subscribing struct{ changes *feed.Feed }
+
+func (s subscribing) Subscribe(ctx context.Context, req feed.Request) (server.Subscription, error) {
+	subscription, err := s.changes.Subscribe(ctx, req)
+	if err != nil {
+		return nil, err // and no interface that holds a nil
+	}
+	return subscription, nil
 }
 
 // clusterView is what this node knows of the cluster.
