@@ -154,7 +154,7 @@ func (w *caller) begin(ctx context.Context, key, request string, lease time.Dura
 func (w *caller) get(ctx context.Context, key string) {
 	c := &call{op: get, key: key, node: w.node()}
 	w.call(ctx, c, w.patience(), func(ctx context.Context, s claim.Store) {
-		f, err := s.Get(ctx, namespace, key)
+		f, err := s.Get(ctx, &claim.GetRequest{Namespace: namespace, Key: key})
 		if c.toldError(err); err != nil {
 			return
 		}

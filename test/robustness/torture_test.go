@@ -14,6 +14,7 @@ import (
 	"github.com/dualcheck/dualcheck"
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/etcdtest"
+	"github.com/dualcheck/dualcheck/internal/feedtest"
 	"github.com/dualcheck/dualcheck/internal/nodetest"
 	"github.com/dualcheck/dualcheck/internal/rediscache"
 	"github.com/dualcheck/dualcheck/internal/redistest"
@@ -50,7 +51,8 @@ const (
 // C67, G1 to G6: Redis is flushed, killed, failed over with lost writes, stopped,
 // filled with garbage and with what it held before, nodes lose etcd and find it
 // again, clients lose nodes in the midst of a call, servers drain and are cut off; only
-// how long answers take is different for it. 64 callers ask through the SDK's sessions,
+// how long answers take is different for it. Subscribers are told of each change, or
+// begin anew (G9). 64 callers ask through the SDK's sessions,
 // and others beside them.
 func TestTorture(t *testing.T) {
 	if *seed == 0 {
@@ -61,7 +63,7 @@ func TestTorture(t *testing.T) {
 	var all []*nodetest.Node
 	var stores []claim.Store
 	var links [][]*redistest.Proxy
-	for range nodes {
+	for i := range nodes {
 		var link []*redistest.Proxy
 		var addrs []string
 		for _, member := range etcd.Endpoints() {
@@ -69,10 +71,16 @@ func TestTorture(t *testing.T) {
 			link, addrs = append(link, p), append(addrs, p.Addr())
 		}
 		n := nodetest.Start(t, nodetest.Options{
-			Client: etcd.Client(addrs...), Watch: etcd.Client(addrs...),
-			Redis: rediscache.Server{Mode: rediscache.Sentinel, Addrs: sentinel.Addrs(), MasterName: redistest.MasterName},
+			Client: etcd.Client(addrs...), Watch: etcd.Client(addrs...), Tell: etcd.Client(addrs...),
+			Redis:  rediscache.Server{Mode: rediscache.Sentinel, Addrs: sentinel.Addrs(), MasterName: redistest.MasterName},
+			Memory: int64(i) << 16, // the first has none, so that Redis is asked as often as ever
 		})
 		all, stores, links = append(all, n), append(stores, n), append(links, link)
+	}
+	truth := feedtest.Record(t, etcd.Client(), namespace)
+	var streams []*stream
+	for _, n := range all {
+		streams = append(streams, follow(t, n, truth))
 	}
 	var servers []*sdktest.Server
 	for _, n := range all {
@@ -152,6 +160,14 @@ func TestTorture(t *testing.T) {
 	}
 	for _, b := range c.books {
 		b.judge()
+	}
+	truth.Await(t, etcd.Client())
+	for i, s := range streams { // G9
+		s.end(t)
+		t.Logf("stream %d: %d events, %d deletes, %d resyncs", i, s.Events, s.Deletes, s.Resyncs)
+		for _, err := range s.Finish("") {
+			t.Errorf("stream %d: %v", i, err)
+		}
 	}
 	t.Logf("%s", c.stats.figures(took))
 	for i, n := range all {
