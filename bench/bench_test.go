@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/dualcheck/dualcheck/bench/internal/rig"
+	"github.com/dualcheck/dualcheck/bench/internal/suite"
 )
 
 // A test's program is started again as this program's own servers.
@@ -34,8 +35,13 @@ func TestMistakesAreASentence(t *testing.T) {
 		{"--suite goals --rounds 0", "--rounds is 1 or more"},
 		{"--suite goals --in-flight 5", "--in-flight goes with --target"},
 		{"--suite goals --target mariadb", "leave --target out, or --suite"},
-		{"--suite goals --only nosuch", `--only: no goal "nosuch"; there are new-vs-etcd`},
-		{"--suite limits --only new-vs-etcd", "--only goes with --suite goals"},
+		{"--suite goals --only nosuch", `--only: no goal or part "nosuch"; there are new-vs-etcd`},
+		{"--suite limits --only new-vs-etcd", "--only goes with --suite goals or watch"},
+		{"--suite watch --only new-vs-etcd", `--only: no goal or part "new-vs-etcd"; there are writes, readers, waiting, memory`},
+		{"--suite watch --subscribers 5", "--subscribers is 20 or more"},
+		{"--suite watch --waiters 20000", "--waiters is from 1 to 16000"},
+		{"--suite watch --events 0", "--events is 1 or more"},
+		{"--waiters 5", "--waiters goes with --suite"},
 		{"--suite limits --strict", "--strict goes with --suite goals"},
 		{"--slice 1s", "--slice goes with --suite"},
 		{"--suite records --records 100,10", "the smallest first"},
@@ -71,15 +77,22 @@ func TestWithoutANodeNothingIsMeasured(t *testing.T) {
 	}
 }
 
-// TestGoalsWithEtcdAndRedis runs a few goals in short slices on real servers: figures
-// mean nothing here, their shape and the absence of errors do.
-func TestGoalsWithEtcdAndRedis(t *testing.T) {
+// build makes the program that serves.
+func build(t *testing.T) string {
+	t.Helper()
 	bin := filepath.Join(t.TempDir(), "dualcheck")
 	build := exec.Command("go", "build", "-o", bin, "./cmd/dualcheck")
 	build.Dir = ".."
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
+	return bin
+}
+
+// TestGoalsWithEtcdAndRedis runs a few goals in short slices on real servers: figures
+// mean nothing here, their shape and the absence of errors do.
+func TestGoalsWithEtcdAndRedis(t *testing.T) {
+	bin := build(t)
 	var out, talk bytes.Buffer
 	code := execute([]string{"--suite", "goals", "--only", "new-vs-etcd,new-vs-redis-aof,replay-vs-redis-get,idle-latency,bytes-per-record",
 		"--slice", "100ms", "--warm-up", "50ms", "--rounds", "2", "--lives", "500", "--known", "500",
@@ -112,5 +125,58 @@ func TestGoalsWithEtcdAndRedis(t *testing.T) {
 	}
 	if !strings.Contains(talk.String(), "etcd-txn runs with ") {
 		t.Errorf("the number in flight is not told: %s", talk.String())
+	}
+}
+
+// TestWatchWithEtcdAndRedis runs all parts with few subscribers and callers: who was to be
+// told was told, and what was to be off was.
+func TestWatchWithEtcdAndRedis(t *testing.T) {
+	bin := build(t)
+	var out, talk bytes.Buffer
+	code := execute([]string{"--suite", "watch", "--subscribers", "20", "--events", "200", "--waiters", "100",
+		"--slice", "100ms", "--warm-up", "50ms", "--rounds", "2", "--known", "200",
+		"--dualcheck", bin, "--dir", t.TempDir(), "-o", "json"}, &out, &talk)
+	if code != 0 {
+		t.Fatalf("status %d: %s", code, talk.String())
+	}
+	var report suite.Report
+	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Rows) != 22 || len(report.NotRun) != 0 {
+		t.Errorf("%d rows: %s%s", len(report.Rows), talk.String(), out.String())
+	}
+	for _, row := range report.Rows {
+		if row.Errors > 0 || row.PerSecond <= 0 {
+			t.Errorf("%s: %+v", row.ID, row)
+		}
+		for _, a := range row.Against {
+			if a.Rate <= 0 || len(a.Rounds) != 2 {
+				t.Errorf("%s: %+v", row.ID, a)
+			}
+		}
+		if told := row.Told; told != nil {
+			if silence := strings.HasSuffix(row.ID, "elsewhere"); (told.PerSecond == 0) != silence || told.Ended > 0 || told.Undelivered > 0 {
+				t.Errorf("%s: %+v", row.ID, told)
+			}
+		}
+		switch {
+		case strings.HasPrefix(row.ID, "events"):
+			if row.Told == nil || row.Told.Answer == nil || row.Told.Question == nil || row.Told.Question.P50 <= row.Told.Answer.P50 {
+				t.Errorf("%s: %+v", row.ID, row.Told)
+			}
+		case strings.HasPrefix(row.ID, "waiting"):
+			if w := row.Waited; w == nil || w.Callers != 100 || w.Looks <= 0 {
+				t.Errorf("%s: %+v", row.ID, w)
+			}
+		case strings.Contains(row.ID, "from Redis"):
+			if row.MemoryRate == nil || *row.MemoryRate > 0 {
+				t.Errorf("%s was answered from memory", row.ID)
+			}
+		case strings.Contains(row.ID, "from memory"):
+			if row.MemoryRate == nil || *row.MemoryRate == 0 {
+				t.Errorf("%s was not answered from memory", row.ID)
+			}
+		}
 	}
 }

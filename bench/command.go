@@ -45,7 +45,7 @@ type flags struct {
 var withTarget = []string{"in-flight", "rate", "connections", "keys", "duration", "addr"}
 
 // withSuite are those of a suite.
-var withSuite = []string{"slice", "rounds", "only", "records", "lives", "strict"}
+var withSuite = []string{"slice", "rounds", "only", "records", "lives", "strict", "subscribers", "events", "waiters"}
 
 func newCommand(ran *bool) *cobra.Command {
 	var f flags
@@ -98,8 +98,11 @@ func (f *flags) define(s *pflag.FlagSet) {
 	s.DurationVar(&f.duration, "duration", 10*time.Second, "how long a target of --target is measured")
 	s.DurationVar(&o.Slice, "slice", 3*time.Second, "how long a slice of a suite is")
 	s.IntVar(&o.Rounds, "rounds", 5, "how many slices each row of a suite has")
-	s.StringSliceVar(&o.Only, "only", nil, "of --suite goals only these: "+strings.Join(suite.GoalIDs(), ", "))
+	s.StringSliceVar(&o.Only, "only", nil, "of --suite goals only these: "+strings.Join(suite.GoalIDs(), ", ")+"; of --suite watch: "+strings.Join(suite.WatchParts(), ", "))
 	s.IntSliceVar(&o.Records, "records", []int{1000, 100_000, 1_000_000}, "how many records there are in etcd, for --suite records")
+	s.IntVar(&o.Subscribers, "subscribers", 1000, "the most subscribers that --suite watch has")
+	s.IntVar(&o.Events, "events", 1000, "writes a second whose events --suite watch measures")
+	s.IntVar(&o.Waiters, "waiters", 10_000, "callers that wait at once in --suite watch")
 	s.IntVar(&o.Life, "lives", 20_000, "how many lives bytes-per-record has")
 	s.StringVar(&f.addr, "addr", "", "the gRPC address of a dualcheck that runs already, for targets that need nothing else")
 	s.StringVar(&f.dualcheck, "dualcheck", "", "the dualcheck that serves (default: the one beside this program, or in PATH)")
@@ -131,10 +134,13 @@ func (f *flags) check(s *pflag.FlagSet) error {
 		{f.duration <= 0, "--duration is more than 0"},
 		{o.Rounds < 1, "--rounds is 1 or more"},
 		{o.Life < 1, "--lives is 1 or more"},
+		{o.Subscribers < 20, "--subscribers is 20 or more: there are rows of a tenth of them"},
+		{o.Events < 1, "--events is 1 or more"},
+		{o.Waiters < 1 || o.Waiters > 16_000, "--waiters is from 1 to 16000: whoever waits for a key of its own is answered within 30 s"},
 		{len(o.Records) == 0 || slices.Min(o.Records) < 1 || !slices.IsSorted(o.Records), "--records are 1 or more, the smallest first: none is ever removed"},
 		{f.suite != "" && s.Changed("target"), "--suite has its own targets: leave --target out, or --suite"},
 		{f.strict && f.suite != suite.Goals, "--strict goes with --suite goals"},
-		{len(o.Only) > 0 && f.suite != suite.Goals, "--only goes with --suite goals"},
+		{len(o.Only) > 0 && f.only() == nil, "--only goes with --suite goals or watch"},
 		{f.dualcheck != "" && f.addr != "", "--dualcheck is a program to be run, --addr a node that runs already: say one of them"},
 	} {
 		if c.wrong {
@@ -145,8 +151,8 @@ func (f *flags) check(s *pflag.FlagSet) error {
 		return fmt.Errorf("--keys: %w", err)
 	}
 	for _, only := range o.Only {
-		if !slices.Contains(suite.GoalIDs(), only) {
-			return fmt.Errorf("--only: no goal %q; there are %s", only, strings.Join(suite.GoalIDs(), ", "))
+		if !slices.Contains(f.only(), only) {
+			return fmt.Errorf("--only: no goal or part %q; there are %s", only, strings.Join(f.only(), ", "))
 		}
 	}
 	apart, with := withSuite, "--suite"
@@ -169,6 +175,17 @@ func (f *flags) check(s *pflag.FlagSet) error {
 		if f.addr != "" && !kind.Ours {
 			return fmt.Errorf("--addr goes with targets of dualcheck's own, not %s: what is compared runs on one machine", name)
 		}
+	}
+	return nil
+}
+
+// only is what --only may choose from; nil: it has nothing to choose.
+func (f *flags) only() []string {
+	switch f.suite {
+	case suite.Goals:
+		return suite.GoalIDs()
+	case suite.Watch:
+		return suite.WatchParts()
 	}
 	return nil
 }

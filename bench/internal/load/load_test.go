@@ -87,6 +87,18 @@ func TestMergeAddsUp(t *testing.T) {
 	}
 }
 
+func TestMeter(t *testing.T) {
+	m := NewMeter()
+	m.Record(-time.Second)
+	m.Record(3 * time.Millisecond)
+	m.Fail("late")
+	m.Fail("later")
+	r := m.Result(2 * time.Second)
+	if r.Ops != 2 || r.Errors != 2 || r.FirstError != "late" || r.PerSecond() != 1 || r.Quantile(0.5) != 1 || r.Quantile(1) < 2990 {
+		t.Errorf("%+v, %v to %v µs", r, r.Quantile(0.5), r.Quantile(1))
+	}
+}
+
 func TestKeyShares(t *testing.T) {
 	const known, draws = 1000, 100_000
 	for _, c := range []struct {

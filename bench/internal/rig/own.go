@@ -18,18 +18,10 @@ import (
 	"github.com/dualcheck/dualcheck/internal/childredis"
 )
 
-// The names of servers that may run twice.
-const (
-	nodeName = "dualcheck"
-	etcdName = "etcd"
-)
-
 // Etcd is one durable member with the settings of `dualcheck dev`, in a process of its
 // own: dualcheck's, and that of the rivals which use etcd directly.
-func (r *Rig) Etcd(ctx context.Context) (string, error) { return r.etcd(ctx, etcdName) }
-
-func (r *Rig) etcd(ctx context.Context, name string) (string, error) {
-	return r.lazily(name, func(dir string) (string, func(), error) { return r.self(ctx, dir, ServeEtcd, dir) })
+func (r *Rig) Etcd(ctx context.Context) (string, error) {
+	return r.lazily(r.own("etcd"), func(dir string) (string, func(), error) { return r.self(ctx, dir, ServeEtcd, dir) })
 }
 
 // Empty is a gRPC server whose methods do nothing.
@@ -52,6 +44,10 @@ func (r *Rig) self(ctx context.Context, dir string, args ...string) (string, fun
 	p, err := childproc.StartApart(cmd)
 	_ = write.Close() // the child has its own
 	if err != nil {
+		return "", nil, errors.Join(err, read.Close(), out.Close())
+	}
+	if err := noteProcess(dir, p.Pid()); err != nil {
+		p.Kill()
 		return "", nil, errors.Join(err, read.Close(), out.Close())
 	}
 	line := make(chan string, 1)
@@ -89,7 +85,7 @@ func (r *Rig) self(ctx context.Context, dir string, args ...string) (string, fun
 
 // Cache is the Redis that dualcheck runs in front of etcd: nothing of it is on disk.
 func (r *Rig) Cache(ctx context.Context) (string, error) {
-	return r.lazily("redis", func(dir string) (string, func(), error) {
+	return r.lazily(r.own("redis"), func(dir string) (string, func(), error) {
 		s, err := childredis.Start(ctx, dir, r.cfg.Log.With("part", "redis"))
 		if err != nil {
 			return "", nil, err
@@ -104,7 +100,7 @@ type Node struct {
 	HTTP string // "" if it is not the rig's
 }
 
-// Node is `dualcheck serve` on the rig's etcd and, unless it is asked not to be, Redis.
+// Node is `dualcheck serve` on its site's etcd and, unless that is bare, Redis.
 func (r *Rig) Node(ctx context.Context) (Node, error) {
 	if r.cfg.Addr != "" {
 		return Node{GRPC: r.cfg.Addr}, nil
@@ -113,35 +109,13 @@ func (r *Rig) Node(ctx context.Context) (Node, error) {
 	if err != nil {
 		return Node{}, err
 	}
-	redis, err := r.Cache(ctx)
-	if err != nil {
-		return Node{}, err
+	redis := ""
+	if !r.site.Bare {
+		if redis, err = r.Cache(ctx); err != nil {
+			return Node{}, err
+		}
 	}
-	return r.node(ctx, nodeName, etcd, redis)
-}
-
-// Apart is a second dualcheck, on an etcd of its own and without Redis, and that etcd.
-// Close it, and start no other server in between.
-func (r *Rig) Apart(ctx context.Context) (n Node, etcd string, err error) {
-	if etcd, err = r.etcd(ctx, etcdName+apart); err != nil {
-		return Node{}, "", err
-	}
-	n, err = r.node(ctx, nodeName+apart, etcd, "")
-	return n, etcd, err
-}
-
-const apart = "-apart"
-
-// CloseApart stops what Apart started.
-func (r *Rig) CloseApart() {
-	for n := len(r.started); n > 0 && strings.HasSuffix(r.started[n-1].name, apart); n-- {
-		r.started[n-1].stop()
-		delete(r.servers, r.started[n-1].name)
-		r.started = r.started[:n-1]
-	}
-}
-
-func (r *Rig) node(ctx context.Context, name, etcd, redis string) (Node, error) {
+	name := r.own("dualcheck")
 	addr, err := r.lazily(name, func(dir string) (string, func(), error) {
 		if r.cfg.Dualcheck == "" {
 			return "", nil, errors.New("there is no dualcheck beside this program nor in PATH: make build, or say --dualcheck")
@@ -159,7 +133,7 @@ func (r *Rig) node(ctx context.Context, name, etcd, redis string) (Node, error) 
 				if redis != "" {
 					args = append(args, "--redis-addrs", redis)
 				}
-				return append(args, r.cfg.NodeArgs...)
+				return append(append(args, r.cfg.NodeArgs...), r.site.Args...)
 			},
 			ready: ready,
 			ask:   syscall.SIGTERM,

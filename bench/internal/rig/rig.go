@@ -49,8 +49,15 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Rig is the servers that were asked for.
+// Rig is the servers that were asked for. Those of dualcheck's own are a site's; At has
+// others.
 type Rig struct {
+	*core
+	site Site
+}
+
+// core is what all sites share.
+type core struct {
 	cfg     Config
 	dir     string
 	run     string
@@ -80,7 +87,7 @@ func New(cfg Config) (*Rig, error) {
 	if err := os.Chmod(dir, 0o711); err != nil {
 		return nil, err
 	}
-	return &Rig{cfg: cfg, dir: dir, run: strings.ToLower(rand.Text()[:6]), servers: map[string]*server{}}, nil
+	return &Rig{core: &core{cfg: cfg, dir: dir, run: strings.ToLower(rand.Text()[:6]), servers: map[string]*server{}}}, nil
 }
 
 // Run is a name of this run, for keys that no other run has used.
@@ -163,7 +170,11 @@ func childOnce(ctx context.Context, dir string, c command) (addr string, stop fu
 	if err != nil {
 		return "", nil, errors.Join(err, out.Close())
 	}
-	if err := await(ctx, p, addr, c.ready); err != nil {
+	err = noteProcess(dir, p.Pid())
+	if err == nil {
+		err = await(ctx, p, addr, c.ready)
+	}
+	if err != nil {
 		p.Kill()
 		if line := lastLine(out); line != "" {
 			err = fmt.Errorf("%w: %s", err, line)

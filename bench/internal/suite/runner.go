@@ -50,8 +50,18 @@ type contestant struct {
 	rounds   []load.Result
 	aside    []load.Result
 	counters rig.Counters
-	watched  time.Duration // for how long it was counted, warm-ups and all
+	measured time.Duration // for how long it was counted, warm-ups and all
+	at       *rig.Rig      // its site
+	busy     []cores       // in each round
+	prefix   string        // of its keys
+	told     []target.Told // to those who watch
+	behind   int           // slices at whose end the node's watch was not live
+	waits    []target.Waited
+	lost     error // why it has no more slices
 }
+
+// cores is how many of the machine's the node and its etcd kept busy.
+type cores struct{ node, etcd float64 }
 
 // resizer is a target with a connection for each operation in flight: those that are idle
 // from now on are a burden to it.
@@ -71,7 +81,8 @@ func (r *Runner) open(ctx context.Context, row Row) (c *contestant, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c = &contestant{Row: row, keys: 1}
+	at := r.Rig.At(row.Site)
+	c = &contestant{Row: row, keys: 1, at: at, prefix: target.Prefix(at, name(row.ID))}
 	if row.Keys != load.New {
 		c.known = uint64(r.Options.Known)
 	}
@@ -87,13 +98,13 @@ func (r *Runner) open(ctx context.Context, row Row) (c *contestant, err error) {
 	}
 	c.fresh.Store(c.known)
 	if kind.Ours {
-		n, err := r.Rig.Node(ctx)
+		n, err := at.Node(ctx)
 		if err != nil {
 			return nil, err
 		}
 		c.node = &n
 	}
-	if c.target, err = kind.Open(ctx, r.Rig, spec); err != nil {
+	if c.target, err = kind.Open(ctx, at, spec); err != nil {
 		return nil, err
 	}
 	if err := c.target.Prepare(ctx); err != nil {
@@ -140,11 +151,18 @@ func (c *contestant) plan(inFlight int, warmUp, slice time.Duration) load.Plan {
 }
 
 // slice runs one slice of a contestant.
-func (r *Runner) slice(ctx context.Context, c *contestant) error {
+func (r *Runner) slice(ctx context.Context, c *contestant) (err error) {
 	plan := c.plan(c.InFlight, r.Options.WarmUp, r.Options.Slice)
-	before, err := c.count(ctx)
+	if err := c.watch(ctx); err != nil {
+		return err
+	}
+	readers, err := c.subscribe(ctx, plan)
 	if err != nil {
 		return err
+	}
+	before, err := c.count(ctx)
+	if err != nil {
+		return errors.Join(err, c.unsubscribe(ctx, readers))
 	}
 	var group sync.WaitGroup
 	if b := c.beside; b != nil {
@@ -152,19 +170,48 @@ func (r *Runner) slice(ctx context.Context, c *contestant) error {
 			c.aside = append(c.aside, load.Run(ctx, b.plan(b.InFlight, plan.WarmUp, plan.Duration), b.target.Do))
 		})
 	}
+	nodeBefore, etcdBefore := c.at.Busy()
 	began := time.Now()
-	result := load.Run(ctx, plan, c.target.Do)
-	after, err := c.count(ctx)
-	c.watched += time.Since(began)
+	result, err := c.run(ctx, plan, readers)
+	took := time.Since(began)
+	nodeAfter, etcdAfter := c.at.Busy()
+	after, uncounted := c.count(ctx)
 	group.Wait() // what runs beside it may be late
-	if err := errors.Join(ctx.Err(), err); err != nil {
+	if err := errors.Join(ctx.Err(), err, uncounted, c.watch(ctx), c.unsubscribe(ctx, readers)); err != nil {
 		return err
 	}
-	c.counters = c.counters.Plus(after.Minus(before))
+	spent := after.Minus(before)
+	c.counters, c.measured = c.counters.Plus(spent), c.measured+took
+	c.busy = append(c.busy, cores{(nodeAfter - nodeBefore).Seconds() / took.Seconds(), (etcdAfter - etcdBefore).Seconds() / took.Seconds()})
 	c.rounds = append(c.rounds, result)
 	r.Progress.Slice(fmt.Sprintf("round %d, %s: %.0f/s, p50 %.0f µs, p99 %.0f µs, %d errors",
 		len(c.rounds), c.ID, c.perSecond(result), result.Quantile(0.5), result.Quantile(0.99), result.Errors))
 	return nil
+}
+
+// run loads a contestant's target by a plan.
+func (c *contestant) run(ctx context.Context, plan load.Plan, readers *target.Readers) (load.Result, error) {
+	if whole, ok := c.target.(target.Whole); ok {
+		result, waited, err := whole.Load(ctx, plan)
+		if err == nil {
+			c.waits = append(c.waits, waited)
+		}
+		return result, err
+	}
+	do := c.target.Do
+	if readers != nil {
+		began := time.Now()
+		readers.Count(began.Add(plan.WarmUp), began.Add(plan.WarmUp+plan.Duration))
+		do = func(ctx context.Context, key uint64) error {
+			readers.Asked(key)
+			err := c.target.Do(ctx, key)
+			if err == nil {
+				readers.Answered(key)
+			}
+			return err
+		}
+	}
+	return load.Run(ctx, plan, do), nil
 }
 
 func (c *contestant) count(ctx context.Context) (rig.Counters, error) {
@@ -188,8 +235,8 @@ func (r *Runner) calibrate(ctx context.Context, c *contestant) error {
 	best := 0.0
 	var rates []string
 	for _, n := range calibrations {
-		got := load.Run(ctx, c.plan(n, r.Options.WarmUp, slice), c.target.Do)
-		if err := ctx.Err(); err != nil {
+		got, err := c.run(ctx, c.plan(n, r.Options.WarmUp, slice), nil)
+		if err := errors.Join(ctx.Err(), err); err != nil {
 			return err
 		}
 		rate := fmt.Sprintf("%d: %.0f/s", n, c.perSecond(got))
@@ -231,7 +278,16 @@ func (r *Runner) compete(ctx context.Context, all []*contestant) error {
 	}
 	for round := range r.Options.Rounds {
 		for _, i := range order(len(all), round) {
-			if err := r.slice(ctx, all[i]); err != nil {
+			c := all[i]
+			if c.lost != nil {
+				continue
+			}
+			err := r.slice(ctx, c)
+			_, whole := c.target.(target.Whole)
+			if err != nil && ctx.Err() == nil && (whole || c.Watch != "") {
+				c.lost, err = err, nil // the others go on
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -253,41 +309,60 @@ func (r *Runner) slices(rows []Row) int {
 // Measure runs a suite and returns its figures.
 func (r *Runner) Measure(ctx context.Context, s Suite) (*Report, error) {
 	report := &Report{Suite: s.Name, Rows: []Figures{}, NotRun: []NotRun{}, Machine: r.Rig.Machine(ctx), Conditions: r.Options.conditions()}
-	rows := s.rows(r.Options)
-	r.Progress.Expect(r.slices(rows))
+	r.Progress.Expect(r.slices(s.rows(r.Options)))
+	for _, rows := range s.parts(r.Options) {
+		if err := r.part(ctx, rows, report); err != nil {
+			return nil, err
+		}
+	}
+	return report, nil
+}
+
+// part runs rows that take turns.
+func (r *Runner) part(ctx context.Context, rows []Row, report *Report) error {
 	var all []*contestant
 	defer func() {
 		for _, c := range all {
 			_ = c.close() // it has told what it has to tell
 		}
+		for _, row := range rows {
+			r.Rig.At(row.Site).CloseSite()
+		}
 	}()
+	skip := func(id string, err error) {
+		r.Progress.Say("%s is not run: %v", id, err)
+		report.NotRun = append(report.NotRun, NotRun{id, err.Error()})
+	}
 	for _, row := range rows {
 		c, err := r.open(ctx, r.filled(row))
 		if ctx.Err() != nil {
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
 		if err != nil {
-			r.Progress.Say("%s is not run: %v", row.ID, err)
-			report.NotRun = append(report.NotRun, NotRun{row.ID, err.Error()})
+			skip(row.ID, err)
 			continue
 		}
 		all = append(all, c)
-		if s.alone {
-			if err := r.compete(ctx, all); err != nil {
-				return nil, err
-			}
-			report.Rows = append(report.Rows, c.figures())
-			_ = c.close() // as above
-			all = nil
-		}
 	}
 	if err := r.compete(ctx, all); err != nil {
-		return nil, err
+		return err
+	}
+	ran := map[string]*contestant{}
+	for _, c := range all {
+		if c.lost != nil {
+			skip(c.ID, c.lost)
+			continue
+		}
+		ran[c.ID] = c
 	}
 	for _, c := range all {
-		report.Rows = append(report.Rows, c.figures())
+		if ran[c.ID] != nil {
+			f := c.figures()
+			f.Against = c.against(ran)
+			report.Rows = append(report.Rows, f)
+		}
 	}
-	return report, nil
+	return nil
 }
 
 // name makes an ID a part of keys and tables.

@@ -8,6 +8,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/dualcheck/dualcheck/bench/internal/rig"
 	"github.com/dualcheck/dualcheck/bench/internal/target"
 )
 
@@ -21,11 +22,16 @@ const (
 // what its database grew by with the bytes that callers gave or were told.
 func (r *Runner) bytesPerRecord(ctx context.Context) (GoalRow, error) {
 	row := GoalRow{ID: bytesPerRecord, Goal: bytesGoal, Unit: "B/record", Rounds: []GoalRound{}}
-	node, at, err := r.Rig.Apart(ctx)
+	apart := r.Rig.At(rig.Site{Name: "apart", Bare: true})
+	defer apart.CloseSite()
+	node, err := apart.Node(ctx)
 	if err != nil {
 		return row, err
 	}
-	defer r.Rig.CloseApart()
+	at, err := apart.Etcd(ctx)
+	if err != nil {
+		return row, err
+	}
 	etcd, err := target.DialEtcd(at)
 	if err != nil {
 		return row, err

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dualcheck/dualcheck/bench/internal/load"
+	"github.com/dualcheck/dualcheck/bench/internal/rig"
 )
 
 // Row is a target under one load.
@@ -31,8 +32,26 @@ type Row struct {
 	Records     int
 	// Beside is another load that runs at the same time and is not what is measured.
 	Beside *Row
+	// Readers watch during each slice; nil: nobody does.
+	Readers *Readers
+	// Watch is what the node's watch of records is to be before and after each slice, or
+	// the slice is not measured; "": whatever it is.
+	Watch string
+	// Site has an etcd, a Redis and a node of its own; the rows that name it share them.
+	Site rig.Site
+	// Part is a part of the suite. Its rows take turns with each other alone, and when they
+	// are done their sites are closed.
+	Part string
+	// Against are the rows of the same part with which this one is compared.
+	Against []string
 	// Files is how many open files a row needs, for those that need many.
 	Files int
+}
+
+// Readers are subscribers, see target.ReadersSpec.
+type Readers struct {
+	Reading, Silent int
+	Elsewhere       bool
 }
 
 const none = -1
@@ -50,6 +69,9 @@ type Options struct {
 	Records     []int // for the suite of that name
 	Life        int   // how many lives bytes-per-record has
 	Only        []string
+	Subscribers int // of the suite watch: the most that there are
+	Events      int // of the suite watch: writes a second whose events are measured
+	Waiters     int // of the suite watch: callers that wait
 }
 
 // Suite is a list of rows.
@@ -74,6 +96,7 @@ func All() []Suite {
 		{Name: "batch", About: "BatchBegin of 1 to 1,000 keys", rows: batches},
 		{Name: "json", About: "JSON, one gRPC call a question, a stream, the SDK", rows: clients},
 		{Name: "hot-key", About: "other keys while 10,000 Begins a second ask for one that is held", rows: hotKey},
+		{Name: Watch, About: "what the watch of records costs and brings, what waiting callers and the node's memory do", rows: watching},
 		{Name: "limits", About: "what the machine allows anybody", rows: limits},
 	}
 }
@@ -88,6 +111,18 @@ func Find(name string) (Suite, error) {
 		names = append(names, s.Name)
 	}
 	return Suite{}, fmt.Errorf("no suite %q; there are %v", name, names)
+}
+
+// parts are the rows of a suite in groups that take turns among themselves.
+func (s Suite) parts(o Options) (parts [][]Row) {
+	for _, row := range s.rows(o) {
+		if n := len(parts); n > 0 && !s.alone && parts[n-1][0].Part == row.Part {
+			parts[n-1] = append(parts[n-1], row)
+			continue
+		}
+		parts = append(parts, []Row{row})
+	}
+	return parts
 }
 
 // Of is a suite of rows that were put together by hand.

@@ -58,7 +58,7 @@ type Kind struct {
 // All is every kind there is.
 func All() []Kind {
 	return []Kind{
-		beginKind, lifeKind, replayKind, batchKind, hotKind,
+		beginKind, lifeKind, replayKind, batchKind, hotKind, waitingOneKind, waitingEachKind,
 		etcdTxnKind,
 		redisSetAlwaysKind, redisSetEverySecondKind, redisGetKind, redisGetPipelinedKind,
 		postgresKind, mariaDBKind, redisMySQLKind, redisMySQLLifeKind,
