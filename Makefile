@@ -102,7 +102,9 @@ bench-rivals:
 .PHONY: measure
 measure: go-toolchain redis-server ## the figures of docs/performance.md
 	for callers in 16 64 256; do \
-		go test -count=1 -timeout 60m -v ./test/measure -measure.rounds 5 -measure.slice 2s -measure.least 0.5 -measure.callers $$callers $(ARGS) | grep -E 'calls/s|FAIL|ok'; done
+		go test -count=1 -timeout 60m -v -run TestRepeats ./test/measure -measure.rounds 5 -measure.slice 2s -measure.least 0.5 -measure.callers $$callers $(ARGS) | grep -E 'calls/s|FAIL|ok'; done
+	go test -count=1 -v -run TestSimulation ./internal/recency -recency.sparse 1 | grep -E 'saved|FAIL|ok'
+	go test -count=1 -timeout 60m -v -run TestTTLs ./test/measure -measure.longest 60s -measure.finishes 100 -measure.lost 0.02 -measure.kept 0.6 $(ARGS) | grep -E 'entries|FAIL|ok'
 
 .PHONY: fuzz
 fuzz: ## fuzz each target for a while (FUZZTIME=30s)
