@@ -94,9 +94,6 @@ const (
 	// watchSilence is for how long nothing may be heard: the server has something to
 	// say every few seconds at least.
 	watchSilence = 15 * time.Second
-	// caughtUpIn is how long a stream is given to tell what had waited, if it does not say
-	// that there is no more.
-	caughtUpIn = 5 * time.Second
 	// expireEvery is how often what has expired is dropped.
 	expireEvery = time.Second
 )
@@ -419,7 +416,7 @@ func (w *Watch) take(b []byte, in *incoming) *Error {
 		w.status.Cause = in.cause
 		w.copy.begin()
 		w.token, w.whole = "", false
-		in.begun, in.caughtUp, in.since = true, false, now
+		in.begun = true
 		w.fresh.Store(0)
 	}
 	for _, ev := range in.events {
@@ -437,7 +434,7 @@ func (w *Watch) take(b []byte, in *incoming) *Error {
 	// An end that has no beginning on this stream ends nothing.
 	if in.end && in.begun && w.copy.building {
 		w.copy.end()
-		w.whole, in.since = true, now
+		w.whole = true
 		select {
 		case <-w.synced:
 		default:
@@ -453,15 +450,9 @@ func (w *Watch) take(b []byte, in *incoming) *Error {
 	if in.token != "" {
 		w.token = in.token
 	}
-	// The first message of a stream says where it goes on, also where much is to follow.
-	// After that progress says that there was no more; but while changes never pause,
-	// there is no progress, and time to tell what had waited is what there is to go by.
-	if opening := in.since.IsZero(); opening {
-		in.since = now
-	} else if in.progress || now.Sub(in.since) >= caughtUpIn {
-		in.caughtUp = true
-	}
-	if in.caughtUp && w.whole {
+	// Any message says that the server is there; progress alone that it is in step with
+	// etcd and has told all.
+	if in.progress && w.whole {
 		w.fresh.Store(int64(now.Sub(w.began)) + 1)
 	}
 	return nil

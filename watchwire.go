@@ -30,12 +30,6 @@ const (
 // incoming is what a message says, and what was said before on the same stream.
 type incoming struct {
 	begun bool // a snapshot was begun on this stream
-	// caughtUp: all that the server had was told on this stream, so that whatever comes
-	// is new. A stream that is resumed begins with what is old, and while a snapshot is
-	// told changes wait.
-	caughtUp bool
-	// since is when the first message of the stream came, or the snapshot ended.
-	since time.Time
 
 	token                string
 	cause                string

@@ -22,7 +22,8 @@ type Batch struct {
 	Token   string
 	Partial bool
 	Events  []Event
-	// Progress: nothing new, and everything before the token was told.
+	// Progress: with this, everything was told that etcd had a moment ago; it may come
+	// with events.
 	Progress bool
 	// Begin: what the reader holds is void, for this Cause. What is there follows, with
 	// changes since as they come: of each key the newer revision counts. At End, what was

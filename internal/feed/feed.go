@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,12 +84,18 @@ type Feed struct {
 	era, eras uint64
 	cause     string
 	restored  uint64
-	epoch     claim.ID // the newest that is known
-	reach     watch.Reach
+	// doubt is up to which revision an etcd that was seen to have gone back had been
+	// followed, in this epoch: revisions up to there may mean two things. lost is when the
+	// feed was last live, if it is not.
+	doubt int64
+	lost  time.Duration
+	epoch claim.ID // the newest that is known
+	reach watch.Reach
 	// waiters are by etcd's keys, readers by namespace ids.
 	waiters map[string]map[*waiter]struct{}
 	readers map[string]map[*Subscription]struct{}
 	scans   map[string]*scan
+	kept    []*scan // all whose pieces may still be held
 	filter  *filter // of names; nil: there is none
 	counts  counts
 }
@@ -169,7 +176,7 @@ func (f *Feed) watch(ctx context.Context) {
 	f.source, f.state = nil, watch.Off
 	f.ring.reset(f.ring.applied)
 	f.renew(causeOff) // nothing that was told can be gone on from
-	f.era = 0
+	f.era, f.epoch = 0, claim.ID{}
 	again := f.demand > 0
 	f.mu.Unlock()
 	if again {
@@ -184,15 +191,17 @@ func (f *Feed) lone() bool {
 	return f.demand == 0 && f.cfg.Monotonic()-f.idle >= f.cfg.Linger
 }
 
-// tidy drops scans that nobody new may join.
+// tidy drops scans that nobody new may join, and the pieces of those that are long over.
 func (f *Feed) tidy() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	now := f.cfg.Monotonic()
 	for namespace, s := range f.scans {
-		if f.cfg.Monotonic()-s.began >= scanShared {
+		if now-s.began >= scanShared {
 			delete(f.scans, namespace)
 		}
 	}
+	f.kept = slices.DeleteFunc(f.kept, func(s *scan) bool { return s.dropped(now) })
 }
 
 // want has etcd watched.
@@ -259,12 +268,14 @@ func (f *Feed) govern(ctx context.Context) {
 		v, err := f.cfg.Govern.View()
 		f.mu.Lock()
 		if err == nil && v.Epoch != f.epoch {
-			if f.epoch = v.Epoch; f.era > 0 {
+			f.epoch, f.doubt = v.Epoch, 0
+			if f.era > 0 {
 				f.renew(causeEpoch)
 			}
 		}
 		if restored != f.restored {
 			if f.restored = restored; f.era > 0 {
+				f.doubt = max(f.doubt, f.ring.applied)
 				f.source.Again(watch.ErrWentBack)
 			}
 		}
@@ -290,6 +301,9 @@ func (f reader) List(ctx context.Context) (int64, error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if revision < f.ring.applied {
+		f.cause, f.doubt = causeRestored, max(f.doubt, f.ring.applied)
+	}
 	f.ring.reset(revision)
 	f.reach = watch.Reach{}
 	f.reach.Asked(sent, revision)
@@ -300,13 +314,16 @@ func (f reader) List(ctx context.Context) (int64, error) {
 
 // Ask reads etcd's revision.
 func (f reader) Ask(ctx context.Context) (revision, goal int64, err error) {
+	f.mu.RLock()
+	before := f.ring.applied
+	f.mu.RUnlock()
 	sent, revision, err := f.revision(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if revision >= f.ring.applied { // else it went back
+	if revision >= before { // else it went back
 		f.reach.Asked(sent, revision)
 		f.reach.Reached(f.ring.applied)
 	}
@@ -342,11 +359,15 @@ func (f reader) Apply(events []*clientv3.Event) {
 			w.wake()
 		}
 	}
+	touched := map[string]struct{}{}
 	for _, c := range changes {
 		if f.filter != nil {
 			f.filter.add(c.key)
 		}
-		for s := range f.readers[c.namespace] {
+		touched[c.namespace] = struct{}{}
+	}
+	for namespace := range touched {
+		for s := range f.readers[namespace] {
 			s.wake()
 		}
 	}
@@ -369,10 +390,13 @@ func (f *Feed) advance(revision int64) {
 func (f reader) Told(state watch.State, cause error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.state == watch.Live {
+		f.lost = f.cfg.Monotonic()
+	}
 	f.state = state
 	switch {
 	case state == watch.Resyncing && errors.Is(cause, watch.ErrWentBack):
-		f.cause = causeRestored
+		f.cause, f.doubt = causeRestored, max(f.doubt, f.ring.applied)
 	case state == watch.Resyncing:
 		f.cause = causeLost
 	case state == watch.Live:

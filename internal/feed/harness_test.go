@@ -74,6 +74,8 @@ type reading struct {
 	site  *site
 	req   feed.Request
 	token string
+	// broken counts how often its stream ended because the node was of no use.
+	broken int
 
 	mu      sync.Mutex
 	moved   chan struct{}
@@ -106,15 +108,27 @@ func (r *reading) open(f *feed.Feed) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.broken = 0
 	ctx, cancel := context.WithCancel(context.Background())
 	r.stop = cancel
 	first := make(chan struct{})
 	opened := sync.OnceFunc(func() { close(first) })
 	r.running.Go(func() {
-		defer sub.Close()
+		defer func() { sub.Close() }()
 		defer opened()
 		for {
 			b, err := sub.Next(ctx)
+			if claim.ReasonOf(err) == claim.StoreUnavailable && r.broken < 50 { // it comes back, as readers do
+				sub.Close()
+				r.broken++
+				if req.Token = r.token; req.Token != "" {
+					req.Snapshot = false
+				}
+				if next, err := f.Subscribe(ctx, req); err == nil {
+					sub = next
+				}
+				continue
+			}
 			if errors.Is(err, context.Canceled) {
 				return
 			}

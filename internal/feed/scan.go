@@ -18,6 +18,9 @@ const (
 	// scanShared is for how long others may join a scan, and how long those who cannot
 	// wait for it to be over before they begin another.
 	scanShared = 2 * time.Second
+	// scanKept is for how long after its last piece was read a scan keeps pieces for those
+	// who are behind.
+	scanKept = time.Minute
 )
 
 // errOvertaken: the reader is so far behind others of the same scan that what it has yet
@@ -42,6 +45,7 @@ type scan struct {
 	bytes  int64
 	next   string
 	over   bool
+	ended  time.Duration // when it was over
 	// reading is closed when the piece that is being read has been; nil: none is.
 	reading chan struct{}
 }
@@ -102,7 +106,9 @@ func (s *scan) read(ctx context.Context, at string, done chan struct{}) error {
 	s.pieces = append(s.pieces, &p)
 	s.kept += len(p.Records)
 	s.bytes += sizeOf(&p)
-	s.next, s.over = p.Next, p.Next == ""
+	if s.next, s.over = p.Next, p.Next == ""; s.over {
+		s.ended = s.feed.cfg.Monotonic()
+	}
 	for len(s.pieces) > 1 && (s.kept > scanWindow || s.bytes > scanBytes) {
 		s.kept -= len(s.pieces[0].Records)
 		s.bytes -= sizeOf(s.pieces[0])
@@ -111,6 +117,19 @@ func (s *scan) read(ctx context.Context, at string, done chan struct{}) error {
 		s.first++
 	}
 	return nil
+}
+
+// dropped drops the pieces of a scan that is long over, and reports whether it has. A
+// reader that is still at it begins anew.
+func (s *scan) dropped(now time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.over || now-s.ended < scanKept {
+		return false
+	}
+	s.first += len(s.pieces) + 1
+	s.pieces, s.kept, s.bytes = nil, 0, 0
+	return true
 }
 
 // sizeOf is roughly what a piece takes, in bytes.
@@ -154,7 +173,7 @@ func (f *Feed) scanOf(namespace string) (*scan, time.Duration) {
 		}
 	}
 	s := &scan{feed: f, namespace: namespace, from: f.ring.applied, began: now}
-	f.scans[namespace] = s
+	f.scans[namespace], f.kept = s, append(f.kept, s)
 	f.counts.scans++
 	return s, 0
 }

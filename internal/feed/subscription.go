@@ -23,7 +23,7 @@ const (
 	// batchMost and batchBytes bound what a subscriber is told at once; the changes of one
 	// revision are never parted.
 	batchMost  = 1000
-	batchBytes = 1 << 20
+	batchBytes = 192 << 10
 	// lookMost is how many changes are looked through at a time.
 	lookMost = 4096
 )
@@ -146,17 +146,26 @@ func (s *Subscription) void() (cause string, void bool) {
 }
 
 // pause waits until it is woken, or so long; ctx's error when that ends.
-func (s *Subscription) pause(ctx context.Context, d time.Duration) (woken bool, err error) {
+func (s *Subscription) pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-s.woken:
-		return true, nil
 	case <-timer.C:
-		return false, nil
 	case <-ctx.Done():
-		return false, ctx.Err()
 	}
+	return ctx.Err()
+}
+
+// rest waits so long, whatever is changed; ctx's error when that ends.
+func (s *Subscription) rest(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return ctx.Err()
 }
 
 // starting waits for the feed, and has the subscriber go on from where it was; or else,
@@ -167,7 +176,7 @@ func (s *Subscription) starting(from *position, cause string) func(context.Conte
 	return func(ctx context.Context) (Batch, bool, error) {
 		f.mu.Lock()
 		ready := f.ready()
-		known := ready && from != nil && !from.partial && from.epoch == f.epoch
+		known := ready && from != nil && !from.partial && from.epoch == f.epoch && from.revision > f.doubt
 		ahead := known && from.revision > f.ring.applied
 		waited := f.cfg.Monotonic() - began
 		if !ready || ahead && waited < aheadMost {
@@ -178,8 +187,7 @@ func (s *Subscription) starting(from *position, cause string) func(context.Conte
 			if !ready && waited >= startWithin {
 				return Batch{}, false, claim.Unavailable("this node does not follow etcd yet: come back, or ask another node", nil)
 			}
-			_, err := s.pause(ctx, 100*time.Millisecond)
-			return Batch{}, false, err
+			return Batch{}, false, s.rest(ctx, 100*time.Millisecond)
 		}
 		defer f.mu.Unlock()
 		s.era, s.epoch = f.era, f.epoch
@@ -202,7 +210,7 @@ func (s *Subscription) starting(from *position, cause string) func(context.Conte
 
 // ready reports whether there is a ring to begin with; f.mu is held.
 func (f *Feed) ready() bool {
-	return f.era != 0 && f.state >= watch.CatchingUp && f.epoch != (claim.ID{})
+	return f.era != 0 && f.state == watch.Live && f.epoch != (claim.ID{})
 }
 
 // token is where the subscriber is. Amid a snapshot, and for as long as changes may come
@@ -226,8 +234,7 @@ func (s *Subscription) renewing(cause string) func(context.Context) (Batch, bool
 		scan, wait := f.scanOf(s.req.Namespace)
 		if scan == nil {
 			f.mu.Unlock()
-			_, err := s.pause(ctx, wait)
-			return Batch{}, false, err
+			return Batch{}, false, s.rest(ctx, wait)
 		}
 		defer f.mu.Unlock()
 		s.era, s.epoch = f.era, f.epoch
@@ -299,8 +306,7 @@ func (s *Subscription) retrying(ctx context.Context, err error) (Batch, bool, er
 	if claim.ReasonOf(err) != claim.StoreUnavailable || now-s.trying >= startWithin {
 		return Batch{}, false, err
 	}
-	_, err = s.pause(ctx, 200*time.Millisecond)
-	return Batch{}, false, err
+	return Batch{}, false, s.rest(ctx, 200*time.Millisecond)
 }
 
 func (s *Subscription) isVoid() (string, bool) {
@@ -326,7 +332,7 @@ func (s *Subscription) following(ctx context.Context) (Batch, bool, error) {
 			s.step = s.renewing(cause)
 			return Batch{}, false, nil
 		case len(b.Events) > 0:
-			b.Token = s.token()
+			b.Token, b.Progress = s.token(), !more && s.live() == nil
 			s.spoke = s.feed.cfg.Monotonic()
 			return b, true, nil
 		case more:
@@ -334,12 +340,32 @@ func (s *Subscription) following(ctx context.Context) (Batch, bool, error) {
 		}
 		left := s.feed.cfg.Heartbeat - (s.feed.cfg.Monotonic() - began)
 		if left <= 0 {
-			return Batch{Token: s.token(), Progress: true}, true, nil
+			err := s.live()
+			if now := s.feed.cfg.Monotonic(); err != nil && now-s.feed.lostSince() >= startWithin {
+				return Batch{}, false, err // another node may be better off
+			}
+			return Batch{Token: s.token(), Progress: err == nil}, true, nil
 		}
-		if _, err := s.pause(ctx, left); err != nil {
+		if err := s.pause(ctx, left); err != nil {
 			return Batch{}, false, err
 		}
 	}
+}
+
+// live reports nil if the feed is in step with etcd, so that who has been told all has
+// all there is.
+func (s *Subscription) live() error {
+	if s.feed.Live() {
+		return nil
+	}
+	return claim.Unavailable("this node does not follow etcd just now: go on at another with the last resume token", nil)
+}
+
+// lostSince is when the feed was last live.
+func (f *Feed) lostSince() time.Duration {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.lost
 }
 
 const maxRevision = 1<<63 - 1
@@ -357,18 +383,6 @@ func (f *Feed) breath() time.Duration {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return min(time.Duration(f.subscribers)*breathFor, breathMost)
-}
-
-// rest waits, whatever happens but the end of ctx.
-func (s *Subscription) rest(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // changes returns what is new for the subscriber, up to a revision; whether there may be
@@ -401,17 +415,31 @@ func (s *Subscription) look(until int64) (found []*change, now claim.Instant, mo
 	if cause, void := s.void(); void {
 		return nil, 0, false, cause
 	}
-	if v, err := f.cfg.Govern.View(); err == nil {
-		now = v.Now
+	v, err := f.cfg.Govern.View()
+	if err != nil {
+		return nil, 0, false, "" // by no time could a deadline be told
 	}
+	now = v.Now
 	all, _ := f.ring.from(s.next)
 	bytes, start := int64(0), s.revision
+	// whole is where the last revision ended that fits.
+	whole := struct {
+		found          int
+		next, revision int64
+	}{0, s.next, s.revision}
 	for i, c := range all {
 		if c.revision > until {
 			break
 		}
-		if c.revision != s.revision && (i >= lookMost || len(found) >= batchMost || bytes >= batchBytes) {
-			return found, now, true, ""
+		if c.revision != s.revision {
+			if bytes > batchBytes && whole.found > 0 {
+				s.next, s.revision = whole.next, whole.revision
+				return found[:whole.found], now, true, ""
+			}
+			if i >= lookMost || len(found) >= batchMost || bytes > batchBytes {
+				return found, now, true, ""
+			}
+			whole.found, whole.next, whole.revision = len(found), s.next, s.revision
 		}
 		s.next++
 		if c.revision <= start {

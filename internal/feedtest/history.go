@@ -170,8 +170,8 @@ func (h *History) between(key string, after, before int64) (int64, bool) {
 	return 0, false
 }
 
-// last is how the keys with a prefix are at the end.
-func (h *History) last(prefix string) map[string]Event {
+// Last is how the keys with a prefix are at the end.
+func (h *History) Last(prefix string) map[string]Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	last := map[string]Event{}

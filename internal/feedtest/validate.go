@@ -137,7 +137,7 @@ func (s *Stream) Finish(prefix string) []error {
 	if s.amid {
 		s.fail("it ends amid a snapshot")
 	}
-	want := s.truth.last(prefix)
+	want := s.truth.Last(prefix)
 	for _, key := range slices.Sorted(maps.Keys(want)) {
 		if got, ok := s.Have[key]; !ok {
 			s.fail("%s at %d is missing", key, want[key].Revision)
@@ -159,7 +159,7 @@ func (s *Stream) Finish(prefix string) []error {
 // Complete reports whether the reader has what the history has now, for the keys with a
 // prefix.
 func (s *Stream) Complete(prefix string) bool {
-	want := s.truth.last(prefix)
+	want := s.truth.Last(prefix)
 	if s.amid || len(want) != len(s.Have) {
 		return false
 	}

@@ -10,8 +10,11 @@ import (
 	"time"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
+	"github.com/dualcheck/dualcheck/internal/feed"
+	"github.com/dualcheck/dualcheck/internal/nodetest"
 	"github.com/dualcheck/dualcheck/internal/server"
 	"github.com/dualcheck/dualcheck/internal/telemetry"
+	"github.com/dualcheck/dualcheck/internal/watch"
 )
 
 // Server serves a Store at one address, stopped and started again as a node would be
@@ -29,12 +32,48 @@ type Server struct {
 // ends with the test.
 func Serve(t testing.TB, store claim.Store, ready func() error) *Server {
 	t.Helper()
+	return serve(t, store, ready, nil)
+}
+
+// ServeNode serves a node with all that it has: those who wait are woken by its feed, and
+// Watch tells of it.
+func ServeNode(t testing.TB, n *nodetest.Node) *Server {
+	t.Helper()
+	return serve(t, n, n.Follower.Ready, func(c *server.Config) {
+		c.Feed, c.Changes, c.Revisions, c.Cluster = subscribing{n.Feed}, n.Feed, n.Behind.Revisions, viewing{c.Cluster, n.Follower}
+	})
+}
+
+// subscribing is a feed as a server asks it.
+type subscribing struct{ *feed.Feed }
+
+func (s subscribing) Subscribe(ctx context.Context, req feed.Request) (server.Subscription, error) {
+	sub, err := s.Feed.Subscribe(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return sub, nil
+}
+
+// viewing is a cluster of which the view alone is asked.
+type viewing struct {
+	server.Cluster
+	follower *watch.Follower
+}
+
+func (v viewing) View() (claim.View, error) { return v.follower.View() }
+
+func serve(t testing.TB, store claim.Store, ready func() error, more func(*server.Config)) *Server {
+	t.Helper()
 	s := &Server{addr: "127.0.0.1:0", config: server.Config{
 		Store: store, Ready: ready,
 		Namespaces: struct{ server.Namespaces }{}, Levers: struct{ server.Levers }{}, Cluster: struct{ server.Cluster }{},
 		Log:         slog.New(slog.DiscardHandler),
 		MaxInFlight: 10_000,
 	}}
+	if more != nil {
+		more(&s.config)
+	}
 	if err := s.Start(); err != nil {
 		t.Fatal(err)
 	}

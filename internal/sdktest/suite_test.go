@@ -59,7 +59,7 @@ func TestSuite(t *testing.T) {
 			Client: etcd.Client(), Idle: i > 0, Memory: int64(i) << 20, Encode: server.EncodeRecord,
 			Redis: rediscache.Server{Mode: rediscache.Standalone, Addrs: []string{redis.Addr()}},
 		})
-		all, addrs = append(all, n), append(addrs, sdktest.Serve(t, n, n.Follower.Ready).Addr())
+		all, addrs = append(all, n), append(addrs, sdktest.ServeNode(t, n).Addr())
 	}
 	t.Cleanup(func() {
 		hits, remembered := 0, 0

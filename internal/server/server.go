@@ -30,8 +30,8 @@ import (
 	"github.com/dualcheck/dualcheck/internal/waiting"
 )
 
-// Config is what a Server needs. All but TLS, MaxConnectionAge, the
-// switches and what waiting callers are woken by must be given.
+// Config is what a Server needs. All but TLS, MaxConnectionAge, RedisAway, Feed,
+// MaxSubscribers, the switches and what waiting callers are woken by must be given.
 type Config struct {
 	Store      claim.Store
 	Namespaces Namespaces

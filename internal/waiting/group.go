@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -407,9 +408,10 @@ func (g *group) next(a *ask, why cause, now time.Time) cause {
 			return causeChange // it came while those were asked who know better
 		}
 	}
-	if len(g.waiting) > 0 && len(a.waiters) > 0 {
-		// The first is who would be given the claim.
-		last := &g.waiting[0].last
+	// The first is who would be given the claim. One who gave up was not asked for: what it
+	// was told is old.
+	if i := slices.IndexFunc(g.waiting, func(w *waiter) bool { return !w.gaveUp() }); i >= 0 && len(a.waiters) > 0 {
+		last := &g.waiting[i].last
 		g.retry = sooner(g.retry, now.Add(polite(last.RetryAfter)))
 		if last.LapsesIn > 0 {
 			g.lapse = sooner(g.lapse, now.Add(max(last.LapsesIn, least)))

@@ -98,6 +98,9 @@ func (f reader) List(ctx context.Context) (int64, error) {
 		clientv3.OpGet(layout.Policies, clientv3.WithPrefix()),
 	).Commit()
 	if err != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.lastErr = err
 		return 0, err
 	}
 	var events []*mvccpb.Event

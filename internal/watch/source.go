@@ -103,6 +103,10 @@ type Source struct {
 	// hurry asks for progress before it is due.
 	hurry chan struct{}
 
+	// standing is held while a state is found, set and told, so that the reader is told
+	// of states in their order. It is taken before mu.
+	standing sync.Mutex
+
 	mu      sync.Mutex
 	state   State
 	applied int64
@@ -230,8 +234,10 @@ var (
 // ended takes note that there is no watch.
 func (s *Source) ended(cause error) {
 	s.mu.Lock()
-	s.open = false
-	s.cuts++
+	if s.open {
+		s.open = false
+		s.cuts++
+	}
 	// What etcd no longer has cannot be brought.
 	s.void = s.void || errors.Is(cause, rpctypes.ErrCompacted) || errors.Is(cause, ErrWentBack) || errors.Is(cause, errHopeless)
 	state := CatchingUp
@@ -244,6 +250,8 @@ func (s *Source) ended(cause error) {
 
 // stand sets the state, and tells the reader of a change.
 func (s *Source) stand(state State, cause error) {
+	s.standing.Lock()
+	defer s.standing.Unlock()
 	s.mu.Lock()
 	changed := s.state != state
 	s.state = state
@@ -334,25 +342,30 @@ func (s *Source) brought(revision int64, opened bool) {
 
 // assess tells whether the reader is live.
 func (s *Source) assess() {
+	s.standing.Lock()
+	defer s.standing.Unlock()
 	now := s.cfg.Monotonic()
 	s.mu.Lock()
-	open, state := s.open, s.state
+	state, was := s.state, s.state
 	var cause error
 	switch {
+	case !s.open:
 	case s.goal > s.applied && now-s.since >= behindMost:
 		cause = fmt.Errorf("it has not reached what etcd had %v ago", behindMost)
 	case now-s.heard >= silentMost:
 		cause = errSilent
 	case now-s.asked >= unaskedMost:
 		cause = fmt.Errorf("etcd has not answered for %v", unaskedMost)
+	case s.goal <= s.applied: // else it is on its way there
+		state = Live
 	}
+	if cause != nil {
+		state = CatchingUp
+	}
+	s.state = state
 	s.mu.Unlock()
-	switch {
-	case !open:
-	case cause != nil:
-		s.stand(CatchingUp, cause)
-	case state != Live:
-		s.stand(Live, nil)
+	if state != was {
+		s.cfg.Reader.Told(state, cause)
 	}
 }
 
@@ -376,6 +389,7 @@ func (s *Source) begin(ctx context.Context) (int64, error) {
 		return from, nil
 	}
 	s.stand(Resyncing, errors.New("it begins"))
+	sent := s.cfg.Monotonic()
 	revision, err := s.cfg.Reader.List(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("list: %w", err)
@@ -383,7 +397,7 @@ func (s *Source) begin(ctx context.Context) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.applied, s.goal, s.void = revision, 0, false // a list answers every goal
-	s.asked = s.cfg.Monotonic()
+	s.asked = sent
 	s.lists++
 	return revision, nil
 }

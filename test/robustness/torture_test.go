@@ -84,7 +84,7 @@ func TestTorture(t *testing.T) {
 	}
 	var servers []*sdktest.Server
 	for _, n := range all {
-		servers = append(servers, sdktest.Serve(t, n, n.Follower.Ready))
+		servers = append(servers, sdktest.ServeNode(t, n))
 	}
 	var ways [][]*redistest.Proxy // by client, then by node
 	for i := range clients {

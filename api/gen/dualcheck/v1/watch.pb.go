@@ -224,7 +224,9 @@ type WatchResponse struct {
 	// responses the last alone has a new one.
 	ResumeToken string   `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
 	Events      []*Event `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
-	// Nothing new; everything before the token has been sent.
+	// With this message everything has been sent that etcd had a moment ago. It comes with
+	// the newest events and, where there are none, every few seconds; not while the node is
+	// not in step with etcd.
 	Progress bool `protobuf:"varint,3,opt,name=progress,proto3" json:"progress,omitempty"`
 	// What the reader holds is void: a snapshot follows, then its end.
 	Resync        *Resync `protobuf:"bytes,4,opt,name=resync,proto3" json:"resync,omitempty"`
