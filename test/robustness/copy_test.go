@@ -62,16 +62,15 @@ func TestG9CopiesOfTheSDK(t *testing.T) {
 		work.Go(func() {
 			for working.Err() == nil {
 				n, key := all[rand.IntN(nodes)], fmt.Sprintf("k-%d", rand.IntN(60))
-				switch {
-				case i == 0:
+				if i == 0 {
 					_, _ = n.Forget(working, &claim.ForgetRequest{Namespace: namespace, Key: key, Reason: "a test"})
-				default:
-					a, err := n.Begin(working, &claim.BeginRequest{Namespace: namespace, Key: key})
-					if err == nil && a.Verdict == claim.First {
-						_, _ = n.Finish(working, &claim.FinishRequest{Namespace: namespace, Key: key, Token: a.Claim.Token, Result: &claim.Result{Body: []byte(key)}})
-					}
-					pause(working, 2*time.Millisecond)
+					continue
 				}
+				a, err := n.Begin(working, &claim.BeginRequest{Namespace: namespace, Key: key})
+				if err == nil && a.Verdict == claim.First {
+					_, _ = n.Finish(working, &claim.FinishRequest{Namespace: namespace, Key: key, Token: a.Claim.Token, Result: &claim.Result{Body: []byte(key)}})
+				}
+				pause(working, 2*time.Millisecond)
 			}
 		})
 	}
