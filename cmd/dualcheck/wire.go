@@ -237,7 +237,7 @@ func runServer(ctx context.Context, s settings, e ears, log *slog.Logger, ready 
 		Client: keeping, Follower: follower, Log: log,
 		Node: layout.Node{ID: s.NodeID, Version: b.Version, GRPCAddr: s.AdvertiseAddr, StartedAt: time.Now()},
 	})
-	changes = feed.New(feed.Config{Client: telling, Govern: follower, Pieces: store, Names: store, Log: log})
+	changes = feed.New(feed.Config{Client: telling, Govern: follower, Records: store, Log: log})
 	serving, err := server.New(server.Config{
 		Store:            front,
 		Changes:          changes,

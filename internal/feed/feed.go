@@ -37,20 +37,24 @@ type Governor interface {
 	Tick() (tick claim.Tick, since time.Duration, changed <-chan struct{})
 }
 
-// Pieces reads what a namespace has, part by part; etcdtxn.Store does.
-type Pieces interface {
+// Records reads what is there; etcdtxn.Store does.
+type Records interface {
+	// Piece reads a part of what a namespace has; "" is the first.
 	Piece(ctx context.Context, namespace, at string) (claim.Piece, error)
+	// CountNames counts the keys of all records in etcd.
+	CountNames(ctx context.Context) (int64, error)
+	// Names returns the keys of records in etcd's order, after one of them; fewer than
+	// asked for: there are no more.
+	Names(ctx context.Context, after string, most int) ([]string, error)
 }
 
 // Config is what a Feed is made of.
 type Config struct {
 	// Client is the feed's own, so that its watch starves no other.
-	Client *clientv3.Client
-	Govern Governor
-	Pieces Pieces
-	// Names, if set, is read for Absent.
-	Names Names
-	Log   *slog.Logger
+	Client  *clientv3.Client
+	Govern  Governor
+	Records Records
+	Log     *slog.Logger
 	// RingBytes and RingChanges bound what is kept for readers who are behind, and for
 	// those who come back; 0: 64 MiB, 65,536.
 	RingBytes   int64

@@ -29,15 +29,6 @@ const (
 	filterShare = 5
 )
 
-// Names reads which records there are; etcdtxn.Store does.
-type Names interface {
-	// CountNames counts the keys of all records in etcd.
-	CountNames(ctx context.Context) (int64, error)
-	// Names returns the keys of records in etcd's order, after one of them; fewer than
-	// asked for: there are no more.
-	Names(ctx context.Context, after string, most int) ([]string, error)
-}
-
 // filter tells for sure of some keys that etcd does not hold them: a Bloom filter (Bloom,
 // Space/time trade-offs in hash coding with allowable errors, 1970) of all that were there
 // or have come since. It is of one era, for it misses nothing only while the feed does.
@@ -70,9 +61,6 @@ func (f *Feed) Absent(namespace, key string) bool {
 // keepFilter makes the filter once it is worth it, and makes it anew when it is full,
 // until ctx ends.
 func (f *Feed) keepFilter(ctx context.Context) {
-	if f.cfg.Names == nil {
-		return
-	}
 	ticks := time.NewTicker(f.cfg.FilterEvery)
 	defer ticks.Stop()
 	for {
@@ -100,7 +88,7 @@ func (f *Feed) filtered() bool {
 // fillFilter reads all names. What is written meanwhile comes by the watch.
 func (f *Feed) fillFilter(ctx context.Context) error {
 	call, cancel := context.WithTimeout(ctx, listTimeout)
-	n, err := f.cfg.Names.CountNames(call)
+	n, err := f.cfg.Records.CountNames(call)
 	cancel()
 	if err != nil || n > filterMost {
 		return err
@@ -118,7 +106,7 @@ func (f *Feed) fillFilter(ctx context.Context) error {
 	for after := ""; ; {
 		began := time.Now()
 		call, cancel := context.WithTimeout(ctx, listTimeout)
-		names, err := f.cfg.Names.Names(call, after, filterPage)
+		names, err := f.cfg.Records.Names(call, after, filterPage)
 		cancel()
 		if err != nil {
 			return err

@@ -88,7 +88,7 @@ func (s *scan) piece(ctx context.Context, number int) (*claim.Piece, error) {
 // read reads the next piece and keeps it.
 func (s *scan) read(ctx context.Context, at string, done chan struct{}) error {
 	call, cancel := context.WithTimeout(ctx, listTimeout)
-	p, err := s.feed.cfg.Pieces.Piece(call, s.namespace, at)
+	p, err := s.feed.cfg.Records.Piece(call, s.namespace, at)
 	cancel()
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = claim.Unavailable("etcd does not tell in time what is there", err)

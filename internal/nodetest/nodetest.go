@@ -108,7 +108,7 @@ func Start(t testing.TB, o Options) *Node {
 		config.Cache = o.Cache(config.Cache)
 	}
 	n.Behind = etcdtxn.New(config)
-	telling := feed.Config{Client: o.Tell, Govern: n.Follower, Pieces: n.Behind, Names: n.Behind, Heartbeat: 500 * time.Millisecond}
+	telling := feed.Config{Client: o.Tell, Govern: n.Follower, Records: n.Behind, Heartbeat: 500 * time.Millisecond}
 	if o.Feed != nil {
 		o.Feed(&telling)
 	}
