@@ -56,6 +56,7 @@ type Watch struct {
 	whole    bool // the copy: a first snapshot is complete, and no other was begun since
 	status   WatchStatus
 	end      *Error // why it ended
+	quiet    bool   // it was told that nothing is heard
 	watchers map[*changeQueue]struct{}
 }
 
@@ -291,6 +292,7 @@ func (w *Watch) run(ctx context.Context) {
 		failures++
 		w.client.log.Debug("watch will be resumed", slog.String("namespace", w.ns), slog.String("server", s.addr),
 			slog.Duration("wait", wait), slog.String("error", e.Error()))
+		w.warn(e)
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
@@ -299,6 +301,24 @@ func (w *Watch) run(ctx context.Context) {
 			w.ended(ctx, nil)
 			return
 		}
+	}
+}
+
+// warn tells once that the copy grows old, when nothing has been heard for a while.
+func (w *Watch) warn(e *Error) {
+	w.mu.Lock()
+	heard := w.status.Heard
+	if heard.IsZero() {
+		heard = w.began
+	}
+	quiet := time.Since(heard)
+	told := w.quiet
+	w.quiet = told || quiet >= watchSilence
+	now := w.quiet
+	w.mu.Unlock()
+	if now && !told {
+		w.client.log.Warn("nothing is heard of what is watched: its copy grows old until a server answers", slog.String("namespace", w.ns),
+			slog.Duration("since", quiet.Round(time.Second)), slog.String("error", e.Error()))
 	}
 }
 
@@ -408,6 +428,10 @@ func (w *Watch) take(b []byte, in *incoming) *Error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.quiet {
+		w.quiet = false
+		w.client.log.Warn("what is watched is heard of again", slog.String("namespace", w.ns))
+	}
 	w.status.Heard, w.status.Connected, w.status.Err = now, true, nil
 	if in.begin {
 		if w.copy.generation > 0 {

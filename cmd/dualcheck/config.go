@@ -120,7 +120,7 @@ func settingsFlags(cmd *cobra.Command) {
 	f.String("etcd-key-file", d.EtcdKeyFile, "that certificate's key (PEM)")
 	f.String("etcd-server-name", d.EtcdServerName, "the name that etcd's certificate must have (default: the endpoint's host)")
 	f.String("redis-mode", d.RedisMode, "how Redis is run: standalone, sentinel or cluster")
-	f.StringSlice("redis-addrs", d.RedisAddrs, "Redis's address, the sentinels', or some of the cluster's; host:port, separated by commas; none: etcd answers everything")
+	f.StringSlice("redis-addrs", d.RedisAddrs, "Redis's address, the sentinels', or some of the cluster's; host:port, separated by commas; none: etcd answers what memory does not")
 	f.String("redis-master-name", d.RedisMasterName, "what the sentinels call the master")
 	f.String("redis-user", d.RedisUser, "user name in Redis (ACL)")
 	f.String("redis-password-file", d.RedisPasswordFile, "file with that user's password (or "+envPrefix+"REDIS_PASSWORD)")

@@ -234,6 +234,7 @@ func (f *Feed) leave() {
 const (
 	causeAsked    = "asked-for"
 	causeToken    = "token-not-kept"
+	causeCut      = "snapshot-cut-off"
 	causeSlow     = "reader-too-slow"
 	causeEpoch    = "epoch-raised"
 	causeRestored = "etcd-went-back"

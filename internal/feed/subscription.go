@@ -192,6 +192,11 @@ func (s *Subscription) starting(from *position, cause string) func(context.Conte
 		defer f.mu.Unlock()
 		s.era, s.epoch = f.era, f.epoch
 		kept := false
+		if from != nil && from.partial {
+			cause = causeCut
+		} else if from != nil && from.epoch != f.epoch {
+			cause = causeEpoch
+		}
 		switch {
 		case from == nil && cause == "":
 			s.revision, s.next, kept = f.ring.applied, f.ring.next(), true
@@ -253,13 +258,7 @@ func (s *Subscription) renewing(cause string) func(context.Context) (Batch, bool
 func (s *Subscription) telling(ctx context.Context) (Batch, bool, error) {
 	piece, err := s.scan.piece(ctx, s.number)
 	if errors.Is(err, io.EOF) {
-		if cause, void := s.isVoid(); void {
-			s.step = s.renewing(cause)
-			return Batch{}, false, nil
-		}
-		s.scan = nil
-		s.step = s.following
-		return Batch{Token: s.token(), End: true}, true, nil
+		return s.ending(ctx)
 	}
 	if errors.Is(err, errOvertaken) {
 		s.step = s.renewing(causeSlow)
@@ -297,6 +296,46 @@ func (s *Subscription) telling(ctx context.Context) (Batch, bool, error) {
 	return b, len(b.Events) > 0, nil
 }
 
+// ending waits until the feed has reached the moment of the last piece, and ends the
+// snapshot: so that what the reader has is right at once, and its token one to go on from.
+func (s *Subscription) ending(ctx context.Context) (Batch, bool, error) {
+	b, more, cause, err := s.changes(maxRevision)
+	switch {
+	case err != nil:
+		return Batch{}, false, err
+	case cause != "":
+		s.step = s.renewing(cause)
+		return Batch{}, false, nil
+	case len(b.Events) > 0 || more:
+		b.Token = s.token()
+		return b, len(b.Events) > 0, nil
+	}
+	now := s.feed.cfg.Monotonic()
+	if s.revision < s.seen && (s.trying == 0 || now-s.trying < aheadMost) {
+		if s.trying == 0 {
+			s.trying = now
+		}
+		s.feed.hurry()
+		return Batch{}, false, s.pause(ctx, 50*time.Millisecond)
+	}
+	s.trying, s.scan = 0, nil
+	if s.revision >= s.seen {
+		s.told = nil
+	}
+	s.step = s.following
+	return Batch{Token: s.token(), End: true, Progress: s.told == nil && s.live() == nil}, true, nil
+}
+
+// hurry has the watch asked how far it is.
+func (f *Feed) hurry() {
+	f.mu.RLock()
+	source := f.source
+	f.mu.RUnlock()
+	if source != nil {
+		source.Hurry()
+	}
+}
+
 // retrying has a piece asked for again for a while, if that may help.
 func (s *Subscription) retrying(ctx context.Context, err error) (Batch, bool, error) {
 	now := s.feed.cfg.Monotonic()
@@ -307,12 +346,6 @@ func (s *Subscription) retrying(ctx context.Context, err error) (Batch, bool, er
 		return Batch{}, false, err
 	}
 	return Batch{}, false, s.rest(ctx, 200*time.Millisecond)
-}
-
-func (s *Subscription) isVoid() (string, bool) {
-	s.feed.mu.RLock()
-	defer s.feed.mu.RUnlock()
-	return s.void()
 }
 
 // following tells of changes as they come.

@@ -274,7 +274,7 @@ func (c *Cache) turned(s *shard, from, to gobreaker.State) {
 	case from == gobreaker.StateClosed:
 		switch c.away.Add(1) {
 		case all:
-			c.cfg.Log.Warn("Redis is not used: etcd answers everything, correctly and more slowly, until Redis is well", "redis", c.cfg.Server, "cause", told(s.lastFault()))
+			c.cfg.Log.Warn("Redis is not used: etcd answers what memory does not, correctly and more slowly, until Redis is well", "redis", c.cfg.Server, "cause", told(s.lastFault()))
 		case 1:
 			c.cfg.Log.Warn("a part of Redis is not used: etcd answers for it, correctly and more slowly, until it is well", "redis", c.cfg.Server, "cause", told(s.lastFault()))
 		}
@@ -291,7 +291,7 @@ func (c *Cache) heard(v claim.View, err error) {
 		return
 	}
 	if v.BypassRedis {
-		c.cfg.Log.Warn("Redis is bypassed by an operator's switch: etcd answers everything", "redis", c.cfg.Server)
+		c.cfg.Log.Warn("Redis is bypassed by an operator's switch: etcd answers what memory does not", "redis", c.cfg.Server)
 	} else {
 		c.cfg.Log.Warn("Redis is no longer bypassed", "redis", c.cfg.Server)
 	}
@@ -300,7 +300,7 @@ func (c *Cache) heard(v claim.View, err error) {
 // Degraded says why Redis, or a part of it, is not used or not written; nil: it is.
 func (c *Cache) Degraded() error {
 	if v, err := c.cfg.View.View(); err == nil && v.BypassRedis {
-		return errors.New("bypassed by an operator's switch: etcd answers everything")
+		return errors.New("bypassed by an operator's switch: etcd answers what memory does not")
 	}
 	var cause, writing error
 	away := 0
@@ -317,7 +317,7 @@ func (c *Cache) Degraded() error {
 	}
 	switch {
 	case away == len(c.shards):
-		return fmt.Errorf("not used, etcd answers everything: %s (%v)", told(cause), c.cfg.Server)
+		return fmt.Errorf("not used, etcd answers what memory does not: %s (%v)", told(cause), c.cfg.Server)
 	case away > 0:
 		return fmt.Errorf("%d of %d parts not used, etcd answers for them: %s (%v)", away, len(c.shards), told(cause), c.cfg.Server)
 	case writing != nil:

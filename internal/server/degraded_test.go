@@ -19,7 +19,7 @@ func TestC62DegradedIsLoud(t *testing.T) {
 	w := start(t, func(c *Config) {
 		c.RedisAway = func() error {
 			if lost.Load() {
-				return errors.New("not used, etcd answers everything: connection refused")
+				return errors.New("not used, etcd answers what memory does not: connection refused")
 			}
 			return nil
 		}
@@ -51,7 +51,7 @@ func TestC62DegradedIsLoud(t *testing.T) {
 	ready("[+] redis ok", "ready")
 	lost.Store(true)
 	told("redis")
-	ready("[!] redis: not used, etcd answers everything: connection refused", "ready degraded=redis")
+	ready("[!] redis: not used, etcd answers what memory does not: connection refused", "ready degraded=redis")
 	lost.Store(false)
 	told("")
 	ready("[+] redis ok", "ready")

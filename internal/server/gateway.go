@@ -242,7 +242,7 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		verdict = "not ready"
 	}
 	if s.cfg.RedisAway == nil {
-		verbose.WriteString("[ ] redis: this node has none, etcd answers everything\n")
+		verbose.WriteString("[ ] redis: this node has none, etcd answers what memory does not\n")
 	} else if why := s.cfg.RedisAway(); why == nil {
 		verbose.WriteString("[+] redis ok\n")
 	} else { // no reason not to serve

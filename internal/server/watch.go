@@ -11,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
@@ -171,7 +173,7 @@ func (w *watcher) Watch(m *dualcheckv1.WatchRequest, stream grpc.ServerStreaming
 func moveOn(why string) error {
 	return &claim.Error{
 		Reason:     claim.Draining,
-		Message:    why + "; watch again with the last resume token, nothing is missed",
+		Message:    why + "; watch again with the last resume token: nothing is missed, or RESYNC says that it may be",
 		RetryAfter: 50*time.Millisecond + rand.N(950*time.Millisecond),
 	}
 }
@@ -294,6 +296,9 @@ func (t *teller) send(m *dualcheckv1.WatchResponse) error {
 	t.wait()
 	err := t.stream.Send(m)
 	t.sent()
+	if c := status.Code(err); c == codes.Unavailable || c == codes.Canceled {
+		return context.Canceled // the connection is gone: there is nobody to be told
+	}
 	if err != nil {
 		return fmt.Errorf("send events: %w", err)
 	}

@@ -27,7 +27,7 @@ func (m *Metrics) Follows(watch string, how func() Followed) {
 	for _, state := range watchStates {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: metricWatchState, ConstLabels: prometheus.Labels{labelWatch: watch, labelState: state},
-			Help: "1 for the state that the watch is in: off (nobody wants it), resyncing (what it brought is void, it begins anew), catching-up (it is behind), live.",
+			Help: "1 for the state that this node's watch of etcd is in (watch: governing, which brings policies, the clock and epochs; records, which brings what subscribers and waiting callers are told): off (nobody wants it), resyncing (what it brought is void, it begins anew), catching-up (it is behind), live.",
 		}, func() float64 {
 			if how().State == state {
 				return 1
@@ -41,10 +41,10 @@ func (m *Metrics) Follows(watch string, how func() Followed) {
 	counter := func(name, help string, value func(Followed) float64) {
 		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: of}, func() float64 { return value(how()) }))
 	}
-	gauge(metricWatchBehind, "By how many revisions the watch is behind what a read of etcd saw.", func(f Followed) float64 { return float64(f.Behind) })
-	gauge(metricWatchBehindFor, "For how long the watch has been behind what a read of etcd saw.", func(f Followed) float64 { return f.BehindFor.Seconds() })
-	counter(metricWatchLists, "How often the watch began anew.", func(f Followed) float64 { return float64(f.Lists) })
-	counter(metricWatchCuts, "How often the watch ended and was made again.", func(f Followed) float64 { return float64(f.Cuts) })
+	gauge(metricWatchBehind, "By how many revisions this node's watch of etcd is behind what a read of etcd saw.", func(f Followed) float64 { return float64(f.Behind) })
+	gauge(metricWatchBehindFor, "For how long this node's watch of etcd has been behind what a read of etcd saw.", func(f Followed) float64 { return f.BehindFor.Seconds() })
+	counter(metricWatchLists, "How often this node's watch of etcd began anew, all that it had brought being void; not that of a subscriber, see dualcheck_watch_resyncs_total.", func(f Followed) float64 { return float64(f.Lists) })
+	counter(metricWatchCuts, "How often this node's watch of etcd was cut off and made again; not the stream of a subscriber.", func(f Followed) float64 { return float64(f.Cuts) })
 }
 
 // Feeding is what the feed of records' changes keeps and has done.
@@ -62,10 +62,10 @@ func (m *Metrics) Feeds(how func() Feeding) {
 	counter := func(name, help string, value func(Feeding) float64) {
 		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return value(how()) }))
 	}
-	gauge(metricFeedBytes, "Bytes of the changes that are kept for readers who are behind or come back.", func(f Feeding) float64 { return float64(f.RingBytes) })
-	gauge(metricFeedKept, "Changes that are kept for readers who are behind or come back.", func(f Feeding) float64 { return float64(f.RingChanges) })
+	gauge(metricFeedBytes, "Bytes of the changes of records that are kept for subscribers who are behind or come back.", func(f Feeding) float64 { return float64(f.RingBytes) })
+	gauge(metricFeedKept, "Changes of records that are kept for subscribers who are behind or come back.", func(f Feeding) float64 { return float64(f.RingChanges) })
 	gauge(metricFeedNames, "Names in the filter by which cached Gets are told that there is no such key; 0: there is no filter.", func(f Feeding) float64 { return float64(f.FilterLen) })
-	counter(metricFeedChanges, "Changes of records that the watch has brought.", func(f Feeding) float64 { return float64(f.Changes) })
-	counter(metricFeedScans, "Looks at all of a namespace, for those who begin anew.", func(f Feeding) float64 { return float64(f.Scans) })
-	counter(metricFeedPieces, "Reads of etcd that these looks took.", func(f Feeding) float64 { return float64(f.Pieces) })
+	counter(metricFeedChanges, "Changes of records that this node's watch of etcd has brought.", func(f Feeding) float64 { return float64(f.Changes) })
+	counter(metricFeedScans, "Readings of all that a namespace has, for subscribers who begin with a snapshot or a RESYNC; those who begin together may share one.", func(f Feeding) float64 { return float64(f.Scans) })
+	counter(metricFeedPieces, "Reads of etcd that the snapshots for subscribers took (dualcheck_feed_scans_total).", func(f Feeding) float64 { return float64(f.Pieces) })
 }

@@ -62,7 +62,7 @@ func (m *Metrics) Redis(pool func() Pool) *RedisMetrics {
 		gauge("idle", func(p Pool) uint32 { return p.Idle }),
 		gauge("used", func(p Pool) uint32 { return p.Total - min(p.Idle, p.Total) }),
 		counter(metricRedisWaits, "How often a connection to Redis had to be waited for.", func(p Pool) uint32 { return p.Waits }),
-		counter(metricRedisTimeouts, "How often none could be had in time.", func(p Pool) uint32 { return p.Timeouts }),
+		counter(metricRedisTimeouts, "How often no connection to Redis could be had in time.", func(p Pool) uint32 { return p.Timeouts }),
 		counter(metricRedisStale, "Connections to Redis that were given up.", func(p Pool) uint32 { return p.Stale }),
 	)
 	return r

@@ -22,10 +22,10 @@ type waits struct {
 func newWaits() waits {
 	w := waits{
 		groups:  prometheus.NewGauge(prometheus.GaugeOpts{Name: metricWaitKeys, Help: "Keys that Begins wait for now."}),
-		asks:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: metricWaitAsks, Help: "Questions for all who wait for one key, by cause: change, lease (the claim lapsed), second (a look found a change that nobody told), retry (changes are not being told, or the node is overloaded)."}, []string{labelCause}),
-		asked:   prometheus.NewCounter(prometheus.CounterOpts{Name: metricWaitAsked, Help: "Waiting Begins that those questions were for: one that waits through five counts five times."}),
+		asks:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: metricWaitAsks, Help: "How often a key was asked for on behalf of all the Begins that wait for it, by cause: change, lease (the claim lapsed), second (a look found a change that nobody told), retry (changes are not being told, or the node is overloaded)."}, []string{labelCause}),
+		asked:   prometheus.NewCounter(prometheus.CounterOpts{Name: metricWaitAsked, Help: "Waiting Begins on whose behalf their keys were asked for (dualcheck_wait_asks_total): one that waits through five of these counts five times."}),
 		reads:   prometheus.NewCounter(prometheus.CounterOpts{Name: metricWaitLooks, Help: "Reads of the revisions of keys that Begins wait for: one a second for each hundred keys."}),
-		checked: prometheus.NewCounter(prometheus.CounterOpts{Name: metricWaitLooked, Help: "Keys that those reads looked at."}),
+		checked: prometheus.NewCounter(prometheus.CounterOpts{Name: metricWaitLooked, Help: "Keys whose revisions were read because Begins wait for them (dualcheck_wait_looks_total counts the reads)."}),
 		woken: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: metricWaitWoken, Help: "How long it took from when it was known that waiting Begins have to be asked for until some of them were answered.",
 			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
