@@ -237,7 +237,8 @@ func (c *Client) extend(ctx context.Context, claim *Claim, lease time.Duration, 
 	return nil
 }
 
-// Get reads a record: what is true now or, with Cached, was at most 3 s ago.
+// Get reads a record as it is now. With Cached, that there is no such key may have been
+// true up to 3 s ago.
 func (c *Client) Get(ctx context.Context, key Key, opts ...CallOption) (*Stored, error) {
 	o := gather(opts)
 	e := checkName(&key)

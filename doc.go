@@ -22,7 +22,10 @@
 // that the work may have happened, and holds the key: see Retryable, Terminal and
 // WithClassifier.
 //
-// Begin, Complete, Fail, Extend and Get are the same in steps.
+// Begin, Complete, Fail, Extend and Get are the same in steps. Watch keeps a copy of a
+// namespace's records, or those of a key prefix, in this process and up to date: what is
+// done can then be shown without a question. It is always a little behind, and only Begin
+// gives the right to do the work.
 //
 // What always holds here: a call is sent again only as the very same bytes, with the
 // same request id, so that it counts once; a call of the same key goes over one stream

@@ -179,7 +179,8 @@ func RequestID(id string) CallOption { return CallOption{kind: optRequestID, s: 
 // Labels are kept with the claim: of Begin and Do, at most 16.
 func Labels(labels map[string]string) CallOption { return CallOption{kind: optLabels, labels: labels} }
 
-// Cached lets Get answer with what is at most 3 s old.
+// Cached lets Get be told that there is no such key, ErrRecordNotFound, by what was so up
+// to 3 s ago. Whatever it is told of a key is as true as what any Get is told.
 func Cached() CallOption { return CallOption{kind: optCached} }
 
 // callOptions are the options of one call together.

@@ -200,12 +200,11 @@ func (w *Watch) Len() int { return int(w.copy.keys.Load()) }
 // not held still: a change meanwhile may be shown or not.
 func (w *Watch) All() iter.Seq2[string, Entry] { return w.copy.all() }
 
-// Age is for how long the copy may have missed what happened. It begins at 0 with all
-// that the server tells on a stream that has caught up: one on which the server has said
-// that there is no more to tell, or has told for 5 s what there is, which is so within
-// seconds of a snapshot's end and of a resumption. It is the largest Duration there is
-// before that was so at first, while what is held is void and another snapshot comes, and
-// once the Watch has ended.
+// Age is for how long the copy may have missed what happened, but for some 3 s that a
+// server may take to notice that it is cut off from etcd. It begins at 0 whenever the
+// server says that it has told all that there was a moment ago. It is the largest Duration
+// there is before that was so at first, while what is held is void and another snapshot
+// comes, and once the Watch has ended.
 func (w *Watch) Age() time.Duration {
 	if at := w.fresh.Load(); at > 0 {
 		return max(time.Since(w.began)-time.Duration(at-1), 0)

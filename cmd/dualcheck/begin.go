@@ -62,6 +62,7 @@ the --request-id with which the very call is repeated, and gets it then.`,
 	server := addClientFlags(cmd)
 	addOutputFlag(cmd)
 	f := cmd.Flags()
+	f.Lookup("timeout").Usage = "how long one call may take, on top of --wait"
 	f.StringVar(&request.Operation, "operation", "", "what is done to the key, for instance payment.capture; compared with the key's if both are given; left out, it is not compared")
 	f.StringVar(&digest, "fingerprint", "", "SHA-256 of the canonical request, hexadecimal or base64; compared with the key's if both are given; left out, it is not compared")
 	f.StringVar(&digestOf, "fingerprint-of", "", "make the fingerprint of this JSON file (RFC 8785); - is the standard input")
@@ -69,7 +70,7 @@ the --request-id with which the very call is repeated, and gets it then.`,
 	f.StringVar(&request.RequestId, "request-id", "", "this call's own random id, the same only when the very call is sent again (default a new UUID)")
 	f.StringVar(&request.Owner, "owner", "", "who asks (default user@host)")
 	f.DurationVar(&lease, "lease", 0, "how long to hold the claim (default the namespace's)")
-	f.DurationVar(&wait, "wait", 0, "how long to wait for a key in progress, up to 30s")
+	f.DurationVar(&wait, "wait", 0, "how long to wait for a key in progress, up to 30s; it answers as soon as the key is no longer")
 	f.StringArrayVar(&labels, "label", nil, "name=value to keep with the claim (may be repeated)")
 	cmd.MarkFlagsMutuallyExclusive("fingerprint", "fingerprint-of")
 	fileFlag(cmd, "fingerprint-of")

@@ -42,7 +42,7 @@ var exitCodes = []struct {
 	{exitOK, "done; for begin: FIRST, and nothing else: do the work"},
 	{exitFailure, "any other error; ingest: a line failed"},
 	{exitUsage, "a mistake in the command line or in the request (INVALID_ARGUMENT)"},
-	{exitInProgress, "IN_PROGRESS: another claim is live; ask again"},
+	{exitInProgress, "IN_PROGRESS: another claim is live, or still was when --wait was over; ask again"},
 	{exitConflict, "CONFLICT: the key is known with another fingerprint or operation; ingest --fail-on-conflict: of a line"},
 	{exitUnknownOutcome, "UNKNOWN_OUTCOME: nobody knows what came of it; ingest: a line is in doubt"},
 	{exitFailedForGood, "REPLAY_FAILURE: it failed for good"},
@@ -51,7 +51,7 @@ var exitCodes = []struct {
 	{exitRefused, "refused as things stand: claim lost, already finished, stale policy (ABORTED, ALREADY_EXISTS, FAILED_PRECONDITION)"},
 	{exitUnavailable, "no answer could be had; the same call may be repeated (UNAVAILABLE, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED)"},
 	{exitDone, "REPLAY: done already; nothing is to be done"},
-	{exitInterrupted, "interrupted"},
+	{exitInterrupted, "interrupted; watch, dev and serve end with 0 then"},
 }
 
 func exitCodesText() string {
@@ -68,6 +68,9 @@ func newExitCodesTopic() *cobra.Command {
 		Use:   "exit-codes",
 		Short: "What the exit status of a command says",
 		Long: "What the exit status of a command says:\n\n" + exitCodesText() + `
+An interrupt (^C) is the usual end of watch, as --limit is: 0. An outage ends it
+only if no server has answered yet (10); what a server refuses does at any time.
+
 An error is one line on the standard error. With -o json it is one JSON object
 there, with code and status (a gRPC code and its name), reason, message and
 exit_code, and where they help advice, metadata and request_id.`,
@@ -146,7 +149,7 @@ type problem struct {
 	RequestID string `json:"request_id,omitempty"`
 	ExitCode  int    `json:"exit_code"`
 
-	// told: the reason is the server's own.
+	// told: the reason is the server's own, or one that a server would have given.
 	told bool
 }
 
@@ -174,6 +177,9 @@ func problemOf(err error) problem {
 	switch {
 	case isUsage(err):
 		p.ExitCode = exitUsage
+		if isOwn && own.reason != "" {
+			p.Reason, p.told = own.reason, true
+		}
 		if !isOwn || own.help {
 			p.Advice = "--help shows what is possible"
 		}

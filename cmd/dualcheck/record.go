@@ -29,7 +29,7 @@ func newGetCommand() *cobra.Command {
 	}
 	server := addClientFlags(cmd)
 	addOutputFlag(cmd)
-	cmd.Flags().BoolVar(&request.Cached, "cached", false, "accept an answer that is up to 3s old")
+	cmd.Flags().BoolVar(&request.Cached, "cached", false, "that there is no such key may be up to 3s old; whatever is told of a key is as true as without")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		request.Namespace, request.Key = args[0], args[1]
 		return server.with(cmd, 0, func(ctx context.Context, to *client) error {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 )
@@ -132,6 +133,11 @@ func newHelpCommand() *cobra.Command {
 func arguments(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == len(names) {
+			for i, name := range names {
+				if name != "FILE" && !utf8.ValidString(args[i]) {
+					return fmt.Errorf("%s is not valid UTF-8: give text, or the hexadecimal or base64 of bytes", name)
+				}
+			}
 			return nil
 		}
 		wants := strings.Join(names, " ")

@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/cenkalti/backoff/v5"
@@ -17,12 +18,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	dualcheckv1 "github.com/dualcheck/dualcheck/api/gen/dualcheck/v1"
+	"github.com/dualcheck/dualcheck/internal/claim"
 )
 
 const (
 	// quietMost is how long a stream may say nothing, once it has begun: a server says
-	// something every few seconds.
-	quietMost = time.Minute
+	// something every few seconds. The SDK waits as long.
+	quietMost = 15 * time.Second
 	// againAfter and againMost bound the pauses before a stream is opened again.
 	againAfter, againMost = 100 * time.Millisecond, 5 * time.Second
 	// watchedBody is how much of a body is shown in a line, in bytes.
@@ -36,13 +38,14 @@ func newWatchCommand() *cobra.Command {
 		Short: "Show changes of a namespace's keys as they happen",
 		Long: `Show changes of a namespace's keys as they happen, a line each, until it is
 interrupted (exit status 0): when it was heard of, PUT or DELETE (forgotten),
-the state, the revision, the key. Of each key no change is missed and they come
-in order; a connection that breaks is made again, and goes on from where it was.
+the state, the revision, the key. Each key's changes come in order, and none is
+missed unless RESYNC says so. A connection that breaks is made again, and goes
+on from where it was, or with a RESYNC.
 
 RESYNC says that changes may have been missed, or that --snapshot asked for it:
 until it ends come the keys that are there. -o json prints each message of the
 stream as one line; the last resume token is in it, and in text it is told at
-the end.`,
+the end. A token that was told amid a RESYNC begins it anew.`,
 		Example: `  dualcheck watch payments --prefix order-
   dualcheck watch payments --snapshot --values -o json | jq -c '.events[]?'`,
 		Args: arguments("NAMESPACE"),
@@ -50,6 +53,7 @@ the end.`,
 	w.server = addClientFlags(cmd)
 	addOutputFlag(cmd)
 	f := cmd.Flags()
+	f.Lookup("timeout").Usage = "how long a server may take to answer; one that has answered may say nothing for " + shortDuration(quietMost) + ", or for this if it is more"
 	f.StringVar(&w.request.KeyPrefix, "prefix", "", "only keys that begin so")
 	f.BoolVar(&w.request.Snapshot, "snapshot", false, "begin with the keys that are there")
 	f.BoolVar(&w.request.IncludeValues, "values", false, "with what was stored: results and failures")
@@ -58,6 +62,12 @@ the end.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if w.limit < 0 {
 			return usageErrorf("--limit is %d, it must not be below zero", w.limit)
+		}
+		if w.request.GetSnapshot() && w.request.GetResumeToken() != "" {
+			return usageErrorf("--snapshot begins with the keys that are there, --resume goes on after what an earlier watch has shown: give one of them")
+		}
+		if err := checkPrefix(w.request.GetKeyPrefix()); err != nil {
+			return err
 		}
 		w.cmd, w.request.Namespace = cmd, args[0]
 		return w.server.connected(cmd, w.run)
@@ -74,6 +84,28 @@ type watching struct {
 	shown   int
 	// begun: a server has answered.
 	begun bool
+	// amid: the last token is from amid a RESYNC, which it begins anew.
+	amid bool
+}
+
+// checkPrefix refuses what no key begins with, which a server would, or could not even be
+// sent.
+func checkPrefix(s string) error {
+	bad := func(format string, args ...any) error {
+		return &exitError{code: exitUsage, status: codes.InvalidArgument, reason: string(claim.KeyInvalid), err: fmt.Errorf("--prefix "+format, args...)}
+	}
+	if len(s) > claim.MaxKey {
+		return bad("has %d bytes, and a key has at most %d", len(s), claim.MaxKey)
+	}
+	if !utf8.ValidString(s) {
+		return bad("is not valid UTF-8, and every key is: it must end with a whole character")
+	}
+	for i, c := range s {
+		if unicode.In(c, unicode.Cc, unicode.Cf) {
+			return bad("has %U at byte %d, and no key has control or format characters: take it out", c, i)
+		}
+	}
+	return nil
 }
 
 // errEnough ends the command: it has shown as much as it was asked for.
@@ -97,7 +129,7 @@ func (w *watching) run(to *client) error {
 			pauses.Reset()
 		}
 		wait := max(pauses.NextBackOff(), retryDelay(err))
-		warn(w.cmd, "the stream ended (%s); it is opened again in %s, from where it was", oneLine(cmp.Or(status.Convert(err).Message(), err.Error())), shortDuration(wait))
+		warn(w.cmd, "the stream ended (%s); it is opened again in %s, and goes on from where it was, or with a RESYNC", oneLine(cmp.Or(status.Convert(err).Message(), err.Error())), shortDuration(wait))
 		if !pause(w.cmd.Context(), wait) {
 			w.tellToken()
 			return nil
@@ -145,13 +177,19 @@ func (w *watching) stream(to *client) (came bool, err error) {
 		if m, err = stream.Recv(); err != nil {
 			break
 		}
+		if !came {
+			w.tellConnected(to)
+		}
 		came, w.begun = true, true
 		limit = max(to.timeout, quietMost)
 		silent.Reset(limit)
-		if err := w.show(m); err != nil {
+		whole, err := w.show(m)
+		if err != nil {
 			return came, err
 		}
-		w.request.ResumeToken = m.GetResumeToken()
+		if whole {
+			w.take(m)
+		}
 		if w.limit > 0 && w.shown >= w.limit {
 			return came, errEnough
 		}
@@ -162,21 +200,34 @@ func (w *watching) stream(to *client) (came bool, err error) {
 	return came, to.explain.explain(w.cmd.Context(), err, limit)
 }
 
-// show prints a message. With --limit the last may be shown in part, and its token is not
+// take notes that a message was handled, and where to go on.
+func (w *watching) take(m *dualcheckv1.WatchResponse) {
+	w.request.ResumeToken = m.GetResumeToken()
+	switch r := m.GetResync(); {
+	case r.GetEnd():
+		w.amid = false
+	case r.GetBegin():
+		w.amid = true
+	}
+}
+
+// show prints a message. With --limit the last may be shown in part, and is then not to be
 // taken.
-func (w *watching) show(m *dualcheckv1.WatchResponse) error {
+func (w *watching) show(m *dualcheckv1.WatchResponse) (whole bool, err error) {
+	whole = true
 	if left := w.limit - w.shown; w.limit > 0 && len(m.GetEvents()) > left {
+		whole = false
 		m.Events, m.ResumeToken = m.GetEvents()[:left], w.request.GetResumeToken()
 	}
 	w.shown += len(m.GetEvents())
-	return printMessage(w.cmd, m, func(p *page) {
+	return whole, printMessage(w.cmd, m, func(p *page) {
 		if r := m.GetResync(); r.GetBegin() {
 			p.line("RESYNC: what is there follows; what was shown before may be out of date (" + printable(r.GetCause()) + ")")
 		}
 		for _, e := range m.GetEvents() {
 			p.line(eventLine(e, time.Now()))
 		}
-		if m.GetResync().GetEnd() {
+		if whole && m.GetResync().GetEnd() {
 			p.line("RESYNC ends: what was not named since it began is not there")
 		}
 	})
@@ -216,9 +267,28 @@ func valueCell(r *dualcheckv1.Record) string {
 	return printable(strings.Join(cells, " "))
 }
 
+// tellConnected says that a server has answered, for a namespace in which nothing happens
+// has nothing else to show.
+func (w *watching) tellConnected(to *client) {
+	if wantsJSON(w.cmd) {
+		return
+	}
+	again := ""
+	if w.begun {
+		again = " again"
+	}
+	fmt.Fprintf(w.cmd.ErrOrStderr(), "watching %s at %s%s\n", printable(w.request.GetNamespace()), to.explain.at.target, again)
+}
+
 // tellToken says where another watch goes on; JSON has told it.
 func (w *watching) tellToken() {
-	if token := w.request.GetResumeToken(); token != "" && !wantsJSON(w.cmd) {
-		fmt.Fprintf(w.cmd.ErrOrStderr(), "--resume=%s goes on from here\n", token)
+	token := w.request.GetResumeToken()
+	if token == "" || wantsJSON(w.cmd) {
+		return
 	}
+	does := "goes on from here"
+	if w.amid {
+		does = "begins the RESYNC anew, which has not ended"
+	}
+	fmt.Fprintf(w.cmd.ErrOrStderr(), "--resume=%s %s\n", token, does)
 }

@@ -34,7 +34,7 @@ func TestWatchARealServer(t *testing.T) {
 	do("forget", "payments", "order-1", "--reason", "a test").wants(t, exitOK)
 	w.until("the forget is told", func() bool { return strings.Contains(w.talk.String(), "DELETE") })
 	said := spaces.ReplaceAllString(timesAndRevisions.ReplaceAllString(w.talk.String(), ""), " ")
-	if want := "RESYNC: what is there follows; what was shown before may be out of date (asked-for)\n" +
+	if want := "watching payments at " + at.GRPC + "\nRESYNC: what is there follows; what was shown before may be out of date (asked-for)\n" +
 		"PUT PENDING order-0\nRESYNC ends: what was not named since it began is not there\n" +
 		"PUT PENDING order-1\nPUT SUCCEEDED order-1 code=0 body=paid\nDELETE - order-1\n"; said != want {
 		t.Errorf("it said\n%s", said)
@@ -56,6 +56,7 @@ func TestWatchARealServer(t *testing.T) {
 	w.until("it notices", func() bool { return strings.Contains(w.talk.String(), "is opened again") })
 	again := background(t, "dev", "--state-dir", dir, "--grpc-addr", at.GRPC, "--http-addr", "127.0.0.1:0")
 	again.devAt(dir)
+	w.until("it is connected again", func() bool { return strings.Contains(w.talk.String(), "watching payments at "+at.GRPC+" again") })
 	w.until("it has begun anew", func() bool { return strings.Count(w.talk.String(), "RESYNC ends") == 2 })
 	do("begin", "payments", "order-2").wants(t, exitOK)
 	w.until("it goes on", func() bool { return strings.Contains(w.talk.String(), "order-2") })

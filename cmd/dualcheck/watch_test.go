@@ -81,8 +81,8 @@ func TestWatchShowsLines(t *testing.T) {
 		` PUT FAILED 66 order-4 failure=TERMINAL code=7 no\nfunds`+"\n",
 		" PUT SUCCEEDED 67 order-5 code=0 body=3000 bytes\n",
 	)
-	if o.stderr != "--resume=t5 goes on from here\n" {
-		t.Errorf("stderr %q", o.stderr)
+	if want := "watching payments at " + addr + "\n--resume=t5 goes on from here\n"; o.stderr != want {
+		t.Errorf("stderr %q, want %q", o.stderr, want)
 	}
 	if n := strings.Count(o.stdout, "\n"); n != 7 {
 		t.Errorf("%d lines in %q", n, o.stdout)
@@ -96,10 +96,51 @@ func TestWatchAsksForWhatItWasToldTo(t *testing.T) {
 		asked.Store(q)
 		return stream.Send(told("t", put("k", 1, dualcheckv1.State_STATE_PENDING)))
 	})
-	command(t, "", "watch", "payments", "--addr", addr, "--prefix", "or", "--snapshot", "--values", "--resume", "tok", "--limit", "1").wants(t, exitOK)
-	if want := (&dualcheckv1.WatchRequest{Namespace: "payments", KeyPrefix: "or", Snapshot: true, IncludeValues: true, ResumeToken: "tok", Kinds: []dualcheckv1.EventKind{dualcheckv1.EventKind_EVENT_KIND_RECORD}}); !proto.Equal(asked.Load(), want) {
+	server.watch = append(server.watch, server.watch[0])
+	records := []dualcheckv1.EventKind{dualcheckv1.EventKind_EVENT_KIND_RECORD}
+	command(t, "", "watch", "payments", "--addr", addr, "--prefix", "or", "--snapshot", "--values", "--limit", "1").wants(t, exitOK)
+	if want := (&dualcheckv1.WatchRequest{Namespace: "payments", KeyPrefix: "or", Snapshot: true, IncludeValues: true, Kinds: records}); !proto.Equal(asked.Load(), want) {
 		t.Errorf("asked %v", asked.Load())
 	}
+	command(t, "", "watch", "payments", "--addr", addr, "--resume", "tok", "--limit", "1").wants(t, exitOK)
+	if want := (&dualcheckv1.WatchRequest{Namespace: "payments", ResumeToken: "tok", Kinds: records}); !proto.Equal(asked.Load(), want) {
+		t.Errorf("asked %v", asked.Load())
+	}
+}
+
+// A token that was told amid a RESYNC is told for what it is: until the end was shown.
+func TestWatchEndsAmidAResync(t *testing.T) {
+	server, addr := startFake(t, &ingesttest.Service{})
+	begin := &dualcheckv1.WatchResponse{ResumeToken: "t1", Resync: &dualcheckv1.Resync{Begin: true, Cause: "asked-for"}}
+	end := &dualcheckv1.WatchResponse{ResumeToken: "t3", Progress: true, Resync: &dualcheckv1.Resync{End: true}}
+	a, b := told("t2", put("a", 1, dualcheckv1.State_STATE_PENDING)), told("t4", put("b", 2, dualcheckv1.State_STATE_PENDING))
+	for limit, want := range map[string]string{"1": "--resume=t2 begins the RESYNC anew, which has not ended\n", "2": "--resume=t4 goes on from here\n"} {
+		server.watch = streams(script(t, "", nil, begin, a, end, b))
+		o := command(t, "", "watch", "payments", "--addr", addr, "--snapshot", "--limit", limit)
+		o.wants(t, exitOK, " 1 a\n")
+		if !strings.HasSuffix(o.stderr, want) {
+			t.Errorf("--limit %s: stderr %q", limit, o.stderr)
+		}
+	}
+	// The end that comes with more than was wanted was not reached.
+	server.watch = streams(script(t, "", nil, begin, &dualcheckv1.WatchResponse{ResumeToken: "t2", Resync: &dualcheckv1.Resync{End: true}, Events: append(a.Events, b.Events...)}))
+	o := command(t, "", "watch", "payments", "--addr", addr, "--snapshot", "--limit", "1")
+	if o.code != exitOK || strings.Contains(o.stdout, "RESYNC ends") || !strings.HasSuffix(o.stderr, "--resume=t1 begins the RESYNC anew, which has not ended\n") {
+		t.Errorf("%+v", o)
+	}
+}
+
+// What could never be watched is a mistake in the command line, before anybody is asked.
+func TestWatchOfWhatCannotBe(t *testing.T) {
+	for _, prefix := range []string{"caf\xc3", "k\x00", "k\u200b", strings.Repeat("k", 256)} {
+		command(t, "", "watch", "payments", "--addr", "127.0.0.1:1", "--prefix="+prefix).complains(t, exitUsage, "--prefix", "(KEY_INVALID)")
+	}
+	o := command(t, "", "watch", "payments", "--addr", "127.0.0.1:1", "--prefix=k\x00", "-o", "json")
+	var p problem
+	if err := json.Unmarshal([]byte(o.stderr), &p); err != nil || o.code != exitUsage || p.Reason != "KEY_INVALID" || p.Status != "INVALID_ARGUMENT" {
+		t.Errorf("%v: %+v", err, o)
+	}
+	command(t, "", "watch", "payments", "--addr", "127.0.0.1:1", "--snapshot", "--resume", "t").complains(t, exitUsage, "--snapshot", "--resume", "give one of them")
 }
 
 // A stream that ends is opened again with the last token, whatever ended it.
@@ -113,7 +154,11 @@ func TestWatchGoesOnWhereItWas(t *testing.T) {
 	)
 	o := command(t, "", "watch", "payments", "--addr", addr, "--limit", "3")
 	o.wants(t, exitOK, " 1 a\n", " 2 b\n", " 3 c\n")
-	if n := strings.Count(o.stderr, "it is opened again in"); n != 3 || !strings.Contains(o.stderr, "this node is stopping") {
+	if n := strings.Count(o.stderr, "it is opened again in"); n != 3 || !strings.Contains(o.stderr, "this node is stopping") || !strings.Contains(o.stderr, "goes on from where it was, or with a RESYNC\n") {
+		t.Errorf("stderr %q", o.stderr)
+	}
+	// The second stream was never one.
+	if first, again := strings.Count(o.stderr, "watching payments at "+addr+"\n"), strings.Count(o.stderr, "watching payments at "+addr+" again\n"); first != 1 || again != 2 {
 		t.Errorf("stderr %q", o.stderr)
 	}
 	// The last message was shown in part: its token would leave d out.
@@ -153,7 +198,7 @@ func TestWatchThatIsRefused(t *testing.T) {
 	}
 	// Refused later is refused as well.
 	server.watch = append(server.watch, script(t, "", draining, told("t1")), script(t, "t1", ingesttest.Error(codes.NotFound, "NAMESPACE_NOT_FOUND", "nobody declared it", nil)))
-	if o := command(t, "", "watch", "payments", "--addr", addr); o.code != exitNotFound || strings.Count(o.stderr, "\n") != 2 {
+	if o := command(t, "", "watch", "payments", "--addr", addr); o.code != exitNotFound || strings.Count(o.stderr, "\n") != 3 {
 		t.Errorf("%+v", o)
 	}
 	command(t, "", "watch", "payments", "--addr", addr).complains(t, exitFailure, "does not have it yet") // of an older server

@@ -263,3 +263,69 @@ func TestH20TokenFromBeforeARestore(t *testing.T) {
 		t.Errorf("by the old token: %v", got)
 	}
 }
+
+// H20 at another node, which saw the restore, but whose feed was off then; by the time the
+// reader comes, etcd has passed what his token names: he begins anew all the same.
+func TestH20TokenOfAnotherNodeFromBeforeARestore(t *testing.T) {
+	t.Parallel()
+	etcd := etcdtest.Start(t, 1)
+	a := nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Feed: tuned(nil)})
+	b := nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Feed: tuned(nil)})
+	s := &site{t: t, etcd: etcd, client: etcd.Client(), node: b, feed: b.Feed}
+	s.done("kept")
+	backup := etcd.Backup(0)
+	nodetest.Eventually(t, 30*time.Second, "the node to be ready", b.Follower.Ready)
+	next := func(of *feed.Subscription) feed.Batch {
+		t.Helper()
+		batch, err := of.Next(within(60 * time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return batch
+	}
+	sub, err := b.Feed.Subscribe(context.Background(), feed.Request{Namespace: ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next(sub)
+	s.done(keys("lost", 10)...)
+	token := ""
+	for told := 0; told < 20; {
+		batch := next(sub)
+		told, token = told+len(batch.Events), batch.Token
+	}
+	sub.Close()
+	at := b.Feed.Status().Applied
+	nodetest.Eventually(t, 30*time.Second, "the other node to be as far", func() error {
+		if got := a.Follower.Status().Applied; got < at {
+			return fmt.Errorf("it is at %d of %d", got, at)
+		}
+		return nil
+	})
+	etcd.Restore(0, backup)
+	nodetest.Eventually(t, 60*time.Second, "the restore to be seen", func() error {
+		if s := a.Follower.Status(); s.Restored == 0 {
+			return fmt.Errorf("%+v", s)
+		}
+		return a.Follower.Ready()
+	})
+	s.node = a
+	var hold *feed.Subscription // has the feed run
+	nodetest.Eventually(t, 30*time.Second, "a stream", func() (err error) {
+		hold, err = a.Feed.Subscribe(context.Background(), feed.Request{Namespace: ns})
+		return err
+	})
+	defer hold.Close()
+	next(hold)
+	for i := 0; a.Feed.Status().Applied <= at; i++ {
+		s.done(fmt.Sprint("new-", i))
+	}
+	back, err := a.Feed.Subscribe(context.Background(), feed.Request{Namespace: ns, Token: token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer back.Close()
+	if batch := next(back); !batch.Begin || batch.Cause != "token-not-kept" {
+		t.Errorf("it goes on with %+v", batch)
+	}
+}

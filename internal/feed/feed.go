@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -33,6 +34,8 @@ type Governor interface {
 	// View is STORE_UNAVAILABLE until there is one.
 	View() (claim.View, error)
 	Status() watch.Status
+	// Disowned: etcd was seen to have gone back in this epoch.
+	Disowned() bool
 	// Tick returns a channel that is closed when anything moves.
 	Tick() (tick claim.Tick, since time.Duration, changed <-chan struct{})
 }
@@ -72,7 +75,11 @@ type Feed struct {
 	cfg Config
 	// wanted has a value when there is somebody.
 	wanted chan struct{}
-	asked  atomic.Int64 // how often Absent was asked of late
+	// reading has a value for each piece that is being read.
+	reading chan struct{}
+	// id is of this feed alone: what it told it knows, whatever has become of etcd since.
+	id    uint64
+	asked atomic.Int64 // how often Absent was asked of late
 
 	mu sync.RWMutex
 	// demand is how many want to be told; idle is when the last of them went.
@@ -93,6 +100,7 @@ type Feed struct {
 	// feed was last live, if it is not.
 	doubt int64
 	lost  time.Duration
+	known bool     // the epoch is
 	epoch claim.ID // the newest that is known
 	reach watch.Reach
 	// waiters are by etcd's keys, readers by namespace ids.
@@ -131,7 +139,7 @@ func New(cfg Config) *Feed {
 		cfg.Monotonic = func() time.Duration { return time.Since(start) }
 	}
 	return &Feed{
-		cfg: cfg, wanted: make(chan struct{}, 1), ring: ring{mostBytes: cfg.RingBytes, most: cfg.RingChanges},
+		cfg: cfg, wanted: make(chan struct{}, 1), reading: make(chan struct{}, scanReads), id: rand.Uint64(), ring: ring{mostBytes: cfg.RingBytes, most: cfg.RingChanges},
 		waiters: map[string]map[*waiter]struct{}{}, readers: map[string]map[*Subscription]struct{}{}, scans: map[string]*scan{},
 	}
 }
@@ -180,7 +188,7 @@ func (f *Feed) watch(ctx context.Context) {
 	f.source, f.state = nil, watch.Off
 	f.ring.reset(f.ring.applied)
 	f.renew(causeOff) // nothing that was told can be gone on from
-	f.era, f.epoch = 0, claim.ID{}
+	f.era, f.known, f.kept = 0, false, nil
 	again := f.demand > 0
 	f.mu.Unlock()
 	if again {
@@ -274,13 +282,14 @@ func (f *Feed) govern(ctx context.Context) {
 		f.mu.Lock()
 		if err == nil && v.Epoch != f.epoch {
 			f.epoch, f.doubt = v.Epoch, 0
-			if f.era > 0 {
+			if f.era > 0 && f.known {
 				f.renew(causeEpoch)
 			}
 		}
+		f.known = f.known || err == nil
 		if restored != f.restored {
-			if f.restored = restored; f.era > 0 {
-				f.doubt = max(f.doubt, f.ring.applied)
+			f.restored, f.doubt = restored, max(f.doubt, f.ring.applied)
+			if f.era > 0 {
 				f.source.Again(watch.ErrWentBack)
 			}
 		}

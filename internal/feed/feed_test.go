@@ -289,3 +289,30 @@ func (s *site) live() error {
 	}
 	return nil
 }
+
+// A look at what is there, whose readers have gone before its end, is not kept.
+func TestLeftScansAreDropped(t *testing.T) {
+	s := start(t, 1, "")
+	s.done(keys("k", 100)...)
+	for i := range 20 {
+		sub, err := s.feed.Subscribe(context.Background(), feed.Request{Namespace: []string{ns, fmt.Sprint("other-", i)}[i%2], Snapshot: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 - i%2 { // of another namespace, which has nothing, its beginning alone
+			if b, err := sub.Next(within(20 * time.Second)); err != nil || b.End {
+				t.Fatalf("%+v, %v", b, err)
+			}
+		}
+		sub.Close()
+	}
+	if scans, records := s.feed.Kept(); scans == 0 || records == 0 {
+		t.Fatal("nothing was left")
+	}
+	nodetest.Eventually(t, 20*time.Second, "them to be dropped", func() error {
+		if scans, records := s.feed.Kept(); scans != 0 || records != 0 {
+			return fmt.Errorf("%d scans with %d records", scans, records)
+		}
+		return nil
+	})
+}

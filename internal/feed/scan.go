@@ -18,9 +18,11 @@ const (
 	// scanShared is for how long others may join a scan, and how long those who cannot
 	// wait for it to be over before they begin another.
 	scanShared = 2 * time.Second
-	// scanKept is for how long after its last piece was read a scan keeps pieces for those
-	// who are behind.
+	// scanKept is for how long a scan that nobody takes anything of keeps its pieces.
 	scanKept = time.Minute
+	// scanReads is how many pieces a node reads at once, whoever wants them: the keys of
+	// others are not to suffer for a look at all of a namespace.
+	scanReads = 2
 )
 
 // errOvertaken: the reader is so far behind others of the same scan that what it has yet
@@ -37,6 +39,8 @@ type scan struct {
 	// piece has a later one, does not show.
 	from  int64
 	began time.Duration
+	// readers is how many are at it; the feed's mu is its.
+	readers int
 
 	mu     sync.Mutex
 	pieces []*claim.Piece // the first one kept has number first
@@ -45,7 +49,7 @@ type scan struct {
 	bytes  int64
 	next   string
 	over   bool
-	ended  time.Duration // when it was over
+	used   time.Duration // when a piece was last asked for
 	// reading is closed when the piece that is being read has been; nil: none is.
 	reading chan struct{}
 }
@@ -54,6 +58,7 @@ type scan struct {
 func (s *scan) piece(ctx context.Context, number int) (*claim.Piece, error) {
 	for {
 		s.mu.Lock()
+		s.used = s.feed.cfg.Monotonic()
 		switch {
 		case number < s.first:
 			s.mu.Unlock()
@@ -87,12 +92,7 @@ func (s *scan) piece(ctx context.Context, number int) (*claim.Piece, error) {
 
 // read reads the next piece and keeps it.
 func (s *scan) read(ctx context.Context, at string, done chan struct{}) error {
-	call, cancel := context.WithTimeout(ctx, listTimeout)
-	p, err := s.feed.cfg.Records.Piece(call, s.namespace, at)
-	cancel()
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = claim.Unavailable("etcd does not tell in time what is there", err)
-	}
+	p, err := s.feed.readPiece(ctx, s.namespace, at)
 	if err == nil {
 		s.feed.scanned()
 	}
@@ -106,9 +106,7 @@ func (s *scan) read(ctx context.Context, at string, done chan struct{}) error {
 	s.pieces = append(s.pieces, &p)
 	s.kept += len(p.Records)
 	s.bytes += sizeOf(&p)
-	if s.next, s.over = p.Next, p.Next == ""; s.over {
-		s.ended = s.feed.cfg.Monotonic()
-	}
+	s.next, s.over = p.Next, p.Next == ""
 	for len(s.pieces) > 1 && (s.kept > scanWindow || s.bytes > scanBytes) {
 		s.kept -= len(s.pieces[0].Records)
 		s.bytes -= sizeOf(s.pieces[0])
@@ -119,12 +117,33 @@ func (s *scan) read(ctx context.Context, at string, done chan struct{}) error {
 	return nil
 }
 
-// dropped drops the pieces of a scan that is long over, and reports whether it has. A
-// reader that is still at it begins anew.
+// readPiece reads a piece, in turn.
+func (f *Feed) readPiece(ctx context.Context, namespace, at string) (claim.Piece, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	late := func(err error) error {
+		return claim.Unavailable("etcd does not tell in time what is there", err)
+	}
+	select {
+	case f.reading <- struct{}{}:
+		defer func() { <-f.reading }()
+	case <-ctx.Done():
+		return claim.Piece{}, late(ctx.Err())
+	}
+	p, err := f.cfg.Records.Piece(ctx, namespace, at)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = late(err)
+	}
+	return p, err
+}
+
+// dropped drops the pieces of a scan that nobody is at, or that nobody has taken anything
+// of for long, and reports whether it has. A reader that is still at it begins anew. The
+// feed's mu is held.
 func (s *scan) dropped(now time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.over || now-s.ended < scanKept {
+	if (s.readers > 0 || now-s.began < scanShared) && now-s.used < scanKept {
 		return false
 	}
 	s.first += len(s.pieces) + 1
@@ -166,13 +185,14 @@ func (f *Feed) scanOf(namespace string) (*scan, time.Duration) {
 		whole, over := s.state()
 		age := now - s.began
 		if _, kept := f.ring.after(s.from); whole && kept && age < scanShared {
+			s.readers++
 			return s, 0
 		}
 		if !over && age < scanShared {
 			return nil, scanShared / 20
 		}
 	}
-	s := &scan{feed: f, namespace: namespace, from: f.ring.applied, began: now}
+	s := &scan{feed: f, namespace: namespace, from: f.ring.applied, began: now, used: now, readers: 1}
 	f.scans[namespace], f.kept = s, append(f.kept, s)
 	f.counts.scans++
 	return s, 0

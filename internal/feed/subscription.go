@@ -50,6 +50,7 @@ type Subscription struct {
 	// Of a snapshot: the scan, the number of the piece to be told next, and up to where,
 	// as of when, the pieces that were told go. seen is until which revision that matters.
 	scan   *scan
+	joined *scan // the scan whose reader it counts as; the feed's mu is its
 	number int
 	told   []told
 	seen   int64
@@ -97,6 +98,7 @@ func (f *Feed) Subscribe(_ context.Context, req Request) (*Subscription, error) 
 	s.close = sync.OnceFunc(func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
+		s.leaveScan()
 		delete(f.readers[s.namespace], s)
 		f.subscribers--
 		if len(f.readers[s.namespace]) == 0 {
@@ -105,6 +107,14 @@ func (f *Feed) Subscribe(_ context.Context, req Request) (*Subscription, error) 
 		f.leave()
 	})
 	return s, nil
+}
+
+// leaveScan takes note that it is no longer at a scan; the feed's mu is held.
+func (s *Subscription) leaveScan() {
+	if s.joined != nil {
+		s.joined.readers--
+		s.joined = nil
+	}
 }
 
 // Close ends the subscription.
@@ -176,7 +186,8 @@ func (s *Subscription) starting(from *position, cause string) func(context.Conte
 	return func(ctx context.Context) (Batch, bool, error) {
 		f.mu.Lock()
 		ready := f.ready()
-		known := ready && from != nil && !from.partial && from.epoch == f.epoch && from.revision > f.doubt
+		known := ready && from != nil && !from.partial && from.epoch == f.epoch && from.revision > f.doubt &&
+			(from.feed == f.id || !f.cfg.Govern.Disowned())
 		ahead := known && from.revision > f.ring.applied
 		waited := f.cfg.Monotonic() - began
 		if !ready || ahead && waited < aheadMost {
@@ -215,13 +226,13 @@ func (s *Subscription) starting(from *position, cause string) func(context.Conte
 
 // ready reports whether there is a ring to begin with; f.mu is held.
 func (f *Feed) ready() bool {
-	return f.era != 0 && f.state == watch.Live && f.epoch != (claim.ID{})
+	return f.era != 0 && f.state == watch.Live && f.known
 }
 
 // token is where the subscriber is. Amid a snapshot, and for as long as changes may come
 // that a piece of it had, it is no place to go on from.
 func (s *Subscription) token() string {
-	return position{s.epoch, s.revision, s.partial()}.token()
+	return position{s.epoch, s.feed.id, s.revision, s.partial()}.token()
 }
 
 func (s *Subscription) partial() bool { return s.scan != nil || s.told != nil }
@@ -236,6 +247,7 @@ func (s *Subscription) renewing(cause string) func(context.Context) (Batch, bool
 			s.step = s.starting(nil, cause) // with its patience
 			return Batch{}, false, nil
 		}
+		s.leaveScan()
 		scan, wait := f.scanOf(s.req.Namespace)
 		if scan == nil {
 			f.mu.Unlock()
@@ -245,7 +257,7 @@ func (s *Subscription) renewing(cause string) func(context.Context) (Batch, bool
 		s.era, s.epoch = f.era, f.epoch
 		s.revision = scan.from
 		s.next, _ = f.ring.after(scan.from)
-		s.scan, s.number, s.told, s.seen = scan, 0, nil, 0
+		s.scan, s.joined, s.number, s.told, s.seen = scan, scan, 0, nil, 0
 		s.step = s.telling
 		return Batch{Token: s.token(), Begin: true, Cause: cause}, true, nil
 	}
@@ -318,6 +330,9 @@ func (s *Subscription) ending(ctx context.Context) (Batch, bool, error) {
 		s.feed.hurry()
 		return Batch{}, false, s.pause(ctx, 50*time.Millisecond)
 	}
+	s.feed.mu.Lock()
+	s.leaveScan()
+	s.feed.mu.Unlock()
 	s.trying, s.scan = 0, nil
 	if s.revision >= s.seen {
 		s.told = nil
@@ -365,7 +380,7 @@ func (s *Subscription) following(ctx context.Context) (Batch, bool, error) {
 			s.step = s.renewing(cause)
 			return Batch{}, false, nil
 		case len(b.Events) > 0:
-			b.Token, b.Progress = s.token(), !more && s.live() == nil
+			b.Token, b.Progress = s.token(), !more && s.told == nil && s.live() == nil
 			s.spoke = s.feed.cfg.Monotonic()
 			return b, true, nil
 		case more:
@@ -377,7 +392,7 @@ func (s *Subscription) following(ctx context.Context) (Batch, bool, error) {
 			if now := s.feed.cfg.Monotonic(); err != nil && now-s.feed.lostSince() >= startWithin {
 				return Batch{}, false, err // another node may be better off
 			}
-			return Batch{Token: s.token(), Progress: err == nil}, true, nil
+			return Batch{Token: s.token(), Progress: err == nil && s.told == nil}, true, nil
 		}
 		if err := s.pause(ctx, left); err != nil {
 			return Batch{}, false, err

@@ -11,6 +11,7 @@ import (
 // an epoch.
 type position struct {
 	epoch    claim.ID
+	feed     uint64 // who told it
 	revision int64
 	// partial: it was amid a snapshot, and has to begin anew.
 	partial bool
@@ -18,10 +19,10 @@ type position struct {
 
 const (
 	tokenVersion = 1
-	tokenSize    = 2 + len(claim.ID{}) + 8
+	tokenSize    = 2 + len(claim.ID{}) + 8 + 8
 )
 
-// token writes a position: version, flags, epoch, revision.
+// token writes a position: version, flags, epoch, feed, revision.
 func (p position) token() string {
 	b := make([]byte, 2, tokenSize)
 	b[0] = tokenVersion
@@ -29,6 +30,7 @@ func (p position) token() string {
 		b[1] = 1
 	}
 	b = append(b, p.epoch[:]...)
+	b = binary.BigEndian.AppendUint64(b, p.feed)
 	b = binary.BigEndian.AppendUint64(b, uint64(p.revision))
 	return base64.RawURLEncoding.EncodeToString(b)
 }
@@ -40,7 +42,8 @@ func parseToken(token string) (position, error) {
 		return position{}, &claim.Error{Reason: claim.RequestInvalid, Field: "resume_token", Message: "this is no resume token: send the last one that was received as it was, or none to begin anew"}
 	}
 	p := position{partial: b[1] == 1, epoch: claim.ID(b[2 : 2+len(claim.ID{})])}
-	p.revision = int64(binary.BigEndian.Uint64(b[2+len(p.epoch):]))
+	p.feed = binary.BigEndian.Uint64(b[2+len(p.epoch):])
+	p.revision = int64(binary.BigEndian.Uint64(b[2+len(p.epoch)+8:]))
 	if p.revision < 0 {
 		p.revision, p.partial = 0, true
 	}

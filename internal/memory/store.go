@@ -135,6 +135,15 @@ func (s Store) Forget(ctx context.Context, req *claim.ForgetRequest) (int64, err
 	return s.Store.Forget(ctx, req)
 }
 
+// List notes that the keys are there.
+func (s Store) List(ctx context.Context, req *claim.ListRequest) (claim.Page, error) {
+	page, err := s.Store.List(ctx, req)
+	for _, rec := range page.Records {
+		s.cache.absent.met(name{rec.Namespace, rec.Key})
+	}
+	return page, err
+}
+
 // knownAbsent reports whether a cached Get may be told that there is no such key.
 func (c *Cache) knownAbsent(at name) bool {
 	by := byRead

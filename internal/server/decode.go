@@ -41,8 +41,30 @@ func (c lenientCodec) Marshal(v any) (mem.BufferSlice, error) {
 	if f, ok := v.(*outFrame); ok {
 		return f.chunks, nil
 	}
-	return c.CodecV2.Marshal(v)
+	m, ok := v.(proto.Message)
+	if !ok {
+		return c.CodecV2.Marshal(v)
+	}
+	size := proto.Size(m)
+	if size <= pooledFrom {
+		return c.CodecV2.Marshal(v)
+	}
+	buf := largeBuffers.Get(size)
+	// The size was taken a moment ago: it is not taken again.
+	b, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend((*buf)[:0], m)
+	if err != nil {
+		largeBuffers.Put(buf)
+		return nil, err
+	}
+	*buf = b
+	return mem.BufferSlice{mem.NewBuffer(buf, largeBuffers)}, nil
 }
+
+// pooledFrom is from which size on gRPC's own buffers are far too large: after 32 KiB its
+// next are of 1 MiB, which a message that nobody reads holds for as long as it waits.
+const pooledFrom = 32 << 10
+
+var largeBuffers = mem.NewTieredBufferPool(64<<10, 128<<10, 256<<10, 512<<10, 1<<20, 4<<20)
 
 func (c lenientCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	l, ok := v.(*lenient)

@@ -401,6 +401,7 @@ func (g *group) next(a *ask, why cause, now time.Time) cause {
 	}
 	for _, w := range g.waiting {
 		switch {
+		case g.pressed: // to ask again at once is what OVERLOADED is there to prevent
 		case !w.final && (w.last.Revision == 0 || w.last.Revision >= g.revision), w.gaveUp():
 		case w.final:
 			return causeRetry // its last question, for which it came too late
@@ -412,10 +413,15 @@ func (g *group) next(a *ask, why cause, now time.Time) cause {
 	// was told is old.
 	if i := slices.IndexFunc(g.waiting, func(w *waiter) bool { return !w.gaveUp() }); i >= 0 && len(a.waiters) > 0 {
 		last := &g.waiting[i].last
-		g.retry = sooner(g.retry, now.Add(polite(last.RetryAfter)))
+		if !g.pressed {
+			g.retry = sooner(g.retry, now.Add(polite(last.RetryAfter)))
+		}
 		if last.LapsesIn > 0 {
 			g.lapse = sooner(g.lapse, now.Add(max(last.LapsesIn, least)))
 		}
+	}
+	if g.pressed {
+		return causeNone
 	}
 	return g.again
 }
@@ -434,7 +440,10 @@ func (g *group) arm() {
 		return
 	}
 	wake, reason := g.lapse, causeLease
-	if g.pressed || !g.room.live() {
+	switch {
+	case g.pressed: // no sooner than OVERLOADED said, whatever else is due: it is asked then
+		wake, reason = g.retry, causeRetry
+	case !g.room.live():
 		if t := sooner(wake, g.retry); !t.Equal(wake) {
 			wake, reason = t, causeRetry
 		}

@@ -125,6 +125,14 @@ func (f *Follower) Status() Status {
 	}
 }
 
+// Disowned reports whether etcd was seen to have gone back in the epoch that there is:
+// revisions mean two things until it is raised.
+func (f *Follower) Disowned() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.state != nil && f.state.epoch == f.belief.disowned
+}
+
 // Following tells how far its watch is.
 func (f *Follower) Following() Following { return f.source.Following() }
 

@@ -988,7 +988,8 @@ type GetRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Key       string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	// Accept an answer that is at most 3 s old.
+	// That there is no such key, RECORD_NOT_FOUND, may be up to 3 s old. Whatever is
+	// told of a key is as true as what any Get tells.
 	Cached        bool `protobuf:"varint,3,opt,name=cached,proto3" json:"cached,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -81,7 +81,8 @@ type DedupServiceClient interface {
 	// (ABORTED: taken over, released, finished or unknown); RECORD_NOT_FOUND;
 	// STORE_UNAVAILABLE.
 	Extend(ctx context.Context, in *ExtendRequest, opts ...grpc.CallOption) (*ExtendResponse, error)
-	// Get reads a record. Linearizable unless cached is set, then at most 3 s old.
+	// Get reads a record. Linearizable; where cached is set, all but RECORD_NOT_FOUND
+	// is.
 	//
 	// Errors: RECORD_NOT_FOUND (NOT_FOUND), STORE_UNAVAILABLE, RECORD_UNREADABLE,
 	// KEY_COLLISION.
@@ -242,7 +243,8 @@ type DedupServiceServer interface {
 	// (ABORTED: taken over, released, finished or unknown); RECORD_NOT_FOUND;
 	// STORE_UNAVAILABLE.
 	Extend(context.Context, *ExtendRequest) (*ExtendResponse, error)
-	// Get reads a record. Linearizable unless cached is set, then at most 3 s old.
+	// Get reads a record. Linearizable; where cached is set, all but RECORD_NOT_FOUND
+	// is.
 	//
 	// Errors: RECORD_NOT_FOUND (NOT_FOUND), STORE_UNAVAILABLE, RECORD_UNREADABLE,
 	// KEY_COLLISION.

@@ -33,7 +33,7 @@ type WatchServiceClient interface {
 	// though nothing changes. Over JSON each message is a line of its own.
 	//
 	// The stream ends with an error alone; whoever opens it again with the last
-	// resume_token misses nothing. What is told again then has the revision that it
+	// resume_token misses nothing, or is told RESYNC. What is told again then has the revision that it
 	// had: of each key the newest counts.
 	//
 	// Errors: NAMESPACE_INVALID, KEY_INVALID (key_prefix), REQUEST_INVALID (a
@@ -82,7 +82,7 @@ type WatchServiceServer interface {
 	// though nothing changes. Over JSON each message is a line of its own.
 	//
 	// The stream ends with an error alone; whoever opens it again with the last
-	// resume_token misses nothing. What is told again then has the revision that it
+	// resume_token misses nothing, or is told RESYNC. What is told again then has the revision that it
 	// had: of each key the newest counts.
 	//
 	// Errors: NAMESPACE_INVALID, KEY_INVALID (key_prefix), REQUEST_INVALID (a
