@@ -435,6 +435,7 @@ func TestMistakesInTheCommandLine(t *testing.T) {
 		{[]string{"begin"}, "takes NAMESPACE KEY"},
 		{[]string{"begin", "n"}, "takes NAMESPACE KEY"},
 		{[]string{"begin", "n", "k", "x"}, "takes NAMESPACE KEY"},
+		{[]string{"begin", "n", "k\xff"}, "KEY is not valid UTF-8"},
 		{[]string{"begin", "n", "k", "--leese", "1s"}, "--leese"},
 		{[]string{"begin", "n", "k", "--lease", "1"}, "--lease"},
 		{[]string{"begin", "n", "k", "--label", "x"}, "name=value"},
