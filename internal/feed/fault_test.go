@@ -104,6 +104,17 @@ func TestC68BlackholedWatchIsNoticed(t *testing.T) {
 	if took := time.Since(cut); took > 8*time.Second {
 		t.Errorf("noticed after %v", took)
 	}
+	// From then on nobody is told that he has all there is, and after a while he is sent on.
+	before, _ := r.standing()
+	nodetest.Eventually(t, 30*time.Second, "the stream to end", func() error {
+		if _, broken := r.standing(); broken == 0 {
+			return errors.New("it goes on")
+		}
+		return nil
+	})
+	if progress, _ := r.standing(); progress > before+1 { // one may have been on its way
+		t.Errorf("told %d times that it has all there is, while its node was cut off", progress-before)
+	}
 	p.Heal()
 	s.state(watch.Live, 30*time.Second)
 	select {
@@ -220,30 +231,22 @@ func TestH20TokenFromBeforeARestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sub.Close()
-	next := func(of *feed.Subscription) feed.Batch {
-		t.Helper()
-		b, err := of.Next(within(60 * time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return b
-	}
-	next(sub)
+	s.next(sub)
 	s.done(keys("lost", 20)...)
 	token := ""
 	for told := 0; told < 40; {
-		b := next(sub)
+		b := s.next(sub)
 		told, token = told+len(b.Events), b.Token
 	}
 	etcd.Restore(0, backup)
 	snapshot := func(of *feed.Subscription) map[string]bool {
 		t.Helper()
-		b := next(of)
+		b := s.next(of)
 		for !b.Begin {
-			b = next(of)
+			b = s.next(of)
 		}
 		named := map[string]bool{}
-		for ; !b.End; b = next(of) {
+		for ; !b.End; b = s.next(of) {
 			for _, e := range b.Events {
 				named[e.Record.Key] = true
 			}
@@ -275,23 +278,15 @@ func TestH20TokenOfAnotherNodeFromBeforeARestore(t *testing.T) {
 	s.done("kept")
 	backup := etcd.Backup(0)
 	nodetest.Eventually(t, 30*time.Second, "the node to be ready", b.Follower.Ready)
-	next := func(of *feed.Subscription) feed.Batch {
-		t.Helper()
-		batch, err := of.Next(within(60 * time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return batch
-	}
 	sub, err := b.Feed.Subscribe(context.Background(), feed.Request{Namespace: ns})
 	if err != nil {
 		t.Fatal(err)
 	}
-	next(sub)
+	s.next(sub)
 	s.done(keys("lost", 10)...)
 	token := ""
 	for told := 0; told < 20; {
-		batch := next(sub)
+		batch := s.next(sub)
 		told, token = told+len(batch.Events), batch.Token
 	}
 	sub.Close()
@@ -316,7 +311,7 @@ func TestH20TokenOfAnotherNodeFromBeforeARestore(t *testing.T) {
 		return err
 	})
 	defer hold.Close()
-	next(hold)
+	s.next(hold)
 	for i := 0; a.Feed.Status().Applied <= at; i++ {
 		s.done(fmt.Sprint("new-", i))
 	}
@@ -325,7 +320,7 @@ func TestH20TokenOfAnotherNodeFromBeforeARestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer back.Close()
-	if batch := next(back); !batch.Begin || batch.Cause != "token-not-kept" {
+	if batch := s.next(back); !batch.Begin || batch.Cause != "token-not-kept" {
 		t.Errorf("it goes on with %+v", batch)
 	}
 }

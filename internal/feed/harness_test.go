@@ -76,6 +76,8 @@ type reading struct {
 	token string
 	// broken counts how often its stream ended because the node was of no use.
 	broken int
+	// progress counts how often it was told that it has all there is.
+	progress int
 
 	mu      sync.Mutex
 	moved   chan struct{}
@@ -120,7 +122,9 @@ func (r *reading) open(f *feed.Feed) {
 			b, err := sub.Next(ctx)
 			if claim.ReasonOf(err) == claim.StoreUnavailable && r.broken < 50 { // it comes back, as readers do
 				sub.Close()
+				r.mu.Lock()
 				r.broken++
+				r.mu.Unlock()
 				if req.Token = r.token; req.Token != "" {
 					req.Snapshot = false
 				}
@@ -154,8 +158,21 @@ func (r *reading) take(b feed.Batch) {
 	defer r.mu.Unlock()
 	r.Take(m)
 	r.token = b.Token
+	if b.Progress {
+		r.progress++
+	}
 	close(r.moved)
 	r.moved = make(chan struct{})
+}
+
+// next is what a subscriber is told next.
+func (s *site) next(of *feed.Subscription) feed.Batch {
+	s.t.Helper()
+	b, err := of.Next(within(60 * time.Second))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return b
 }
 
 // told is how many events came so far.
@@ -163,6 +180,14 @@ func (r *reading) told() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.Events
+}
+
+// standing is how often it was told that it has all there is, and how often its stream was
+// ended because the node was of no use.
+func (r *reading) standing() (progress, broken int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.progress, r.broken
 }
 
 // close ends the stream.

@@ -280,13 +280,9 @@ func (s *Subscription) telling(ctx context.Context) (Batch, bool, error) {
 		return s.retrying(ctx, err)
 	}
 	s.trying = 0
-	b, more, cause, err := s.changes(piece.Revision)
-	if err != nil {
+	b, more, void, err := s.changes(piece.Revision)
+	if err != nil || void {
 		return Batch{}, false, err
-	}
-	if cause != "" {
-		s.step = s.renewing(cause)
-		return Batch{}, false, nil
 	}
 	if len(b.Events) > 0 || more {
 		b.Token = s.token()
@@ -311,13 +307,10 @@ func (s *Subscription) telling(ctx context.Context) (Batch, bool, error) {
 // ending waits until the feed has reached the moment of the last piece, and ends the
 // snapshot: so that what the reader has is right at once, and its token one to go on from.
 func (s *Subscription) ending(ctx context.Context) (Batch, bool, error) {
-	b, more, cause, err := s.changes(maxRevision)
+	b, more, void, err := s.changes(maxRevision)
 	switch {
-	case err != nil:
+	case err != nil || void:
 		return Batch{}, false, err
-	case cause != "":
-		s.step = s.renewing(cause)
-		return Batch{}, false, nil
 	case len(b.Events) > 0 || more:
 		b.Token = s.token()
 		return b, len(b.Events) > 0, nil
@@ -372,13 +365,10 @@ func (s *Subscription) following(ctx context.Context) (Batch, bool, error) {
 		}
 	}
 	for {
-		b, more, cause, err := s.changes(maxRevision)
+		b, more, void, err := s.changes(maxRevision)
 		switch {
-		case err != nil:
+		case err != nil || void:
 			return Batch{}, false, err
-		case cause != "":
-			s.step = s.renewing(cause)
-			return Batch{}, false, nil
 		case len(b.Events) > 0:
 			b.Token, b.Progress = s.token(), !more && s.told == nil && s.live() == nil
 			s.spoke = s.feed.cfg.Monotonic()
@@ -434,16 +424,17 @@ func (f *Feed) breath() time.Duration {
 }
 
 // changes returns what is new for the subscriber, up to a revision; whether there may be
-// more; or why it has to begin anew.
-func (s *Subscription) changes(until int64) (b Batch, more bool, cause string, err error) {
+// more; or that what it was told is void, so that it begins anew with its next step.
+func (s *Subscription) changes(until int64) (b Batch, more, void bool, err error) {
 	found, now, more, cause := s.look(until)
 	if cause != "" {
-		return Batch{}, false, cause, nil
+		s.step = s.renewing(cause)
+		return Batch{}, false, true, nil
 	}
 	for _, c := range found {
 		rec, err := c.decoded()
 		if err != nil {
-			return Batch{}, false, "", err
+			return Batch{}, false, false, err
 		}
 		// Another namespace may have the same id. An opened mark was told of as it was held.
 		if rec.Namespace != s.req.Namespace || !strings.HasPrefix(rec.Key, s.req.Prefix) || rec.Forgotten != nil && !rec.Forgets() {
@@ -451,7 +442,7 @@ func (s *Subscription) changes(until int64) (b Batch, more bool, cause string, e
 		}
 		b.Events = append(b.Events, Event{Deleted: rec.Forgotten != nil, Record: rec, Now: now})
 	}
-	return b, more, "", nil
+	return b, more, false, nil
 }
 
 // look goes through the changes that come next, and returns those of the namespace that
