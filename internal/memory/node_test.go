@@ -12,7 +12,6 @@ import (
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/claimtest"
 	"github.com/dualcheck/dualcheck/internal/etcdtest"
-	"github.com/dualcheck/dualcheck/internal/etcdtxn"
 	"github.com/dualcheck/dualcheck/internal/nodetest"
 	"github.com/dualcheck/dualcheck/internal/policy"
 	"github.com/dualcheck/dualcheck/internal/rediscache"
@@ -48,34 +47,9 @@ func TestSuite(t *testing.T) {
 			var next atomic.Int64
 			claimtest.Suite(t, func(*testing.T) claimtest.Harness {
 				n := all[next.Add(1)%2]
-				return claimtest.Harness{Store: n, Clock: clock{n}, PutPolicy: func(t *testing.T, namespace string, p claim.Policy) { put(t, n, namespace, p) }}
+				return claimtest.Harness{Store: n, Clock: nodetest.Clock{Node: n}, PutPolicy: func(t *testing.T, namespace string, p claim.Policy) { nodetest.Declare(t, n, namespace, p) }}
 			})
 		})
-	}
-}
-
-// clock waits for the cluster's clock.
-type clock struct{ *nodetest.Node }
-
-func (c clock) Advance(t *testing.T, d time.Duration) {
-	t.Helper()
-	nodetest.Pass(t, c.Follower, d)
-}
-
-// put declares the policy that comes to this.
-func put(t testing.TB, n *nodetest.Node, namespace string, p claim.Policy) {
-	t.Helper()
-	declared := policy.Policy{
-		DefaultLease: &p.DefaultLease, MaxLease: &p.MaxLease,
-		ResultRetention: &p.ResultRetention, KeyRetention: &p.KeyRetention,
-		MaxAttempts: p.MaxAttempts, RequireFingerprint: p.RequireFingerprint, MaxResultBytes: p.MaxResultBytes,
-		Takeover: policy.Auto,
-	}
-	if p.TakeoverNever {
-		declared.Takeover = policy.NeverTakeOver
-	}
-	if _, err := n.Behind.PutNamespace(nodetest.Within(t, 20*time.Second), policy.Namespace{Name: namespace, Policy: declared}); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -141,55 +115,6 @@ func (s site) fromMemory(key, body string) claim.Answer {
 	return a
 }
 
-// paused is a Cache that is shown, while it is held, nothing of what etcd has answered.
-type paused struct {
-	etcdtxn.Cache
-
-	mu   sync.Mutex
-	hold bool
-	held []func()
-}
-
-func (p *paused) around(c etcdtxn.Cache) etcdtxn.Cache { p.Cache = c; return p }
-
-func (p *paused) Stage(v *claim.View, rec *claim.Record, value []byte) func(int64) {
-	committed := p.Cache.Stage(v, rec, value)
-	return func(revision int64) { p.when(func() { committed(revision) }) }
-}
-
-func (p *paused) Found(v *claim.View, rec *claim.Record, value []byte) {
-	then := *v
-	p.when(func() { p.Cache.Found(&then, rec, value) })
-}
-
-func (p *paused) when(f func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.hold {
-		p.held = append(p.held, f)
-		return
-	}
-	f()
-}
-
-func (p *paused) pause() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.hold = true
-}
-
-// release shows all that was held, and returns how much that was.
-func (p *paused) release() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, f := range p.held {
-		f()
-	}
-	n := len(p.held)
-	p.hold, p.held = false, nil
-	return n
-}
-
 // H05, G4: three keys are forgotten while two nodes keep asking for them. Both remember one;
 // of another the node that finished it is told only later, of the third one that read it.
 // Nobody is told the old result of any once its forget has answered; each is FIRST once,
@@ -197,9 +122,9 @@ func (p *paused) release() int {
 func TestH05MemoryBringsNothingBack(t *testing.T) {
 	t.Parallel()
 	etcd := etcdtest.Start(t, 1)
-	p := &paused{}
+	p := &nodetest.Holding{}
 	n1 := start(t, nodetest.Options{Client: etcd.Client()})
-	n2 := start(t, nodetest.Options{Client: etcd.Client(), Cache: p.around, Idle: true})
+	n2 := start(t, nodetest.Options{Client: etcd.Client(), Cache: p.Around, Idle: true})
 	nodes := []site{n1, n2}
 	keys := []string{"seen", "finished late", "read late"}
 	for _, k := range []string{"seen", "read late"} {
@@ -208,7 +133,7 @@ func TestH05MemoryBringsNothingBack(t *testing.T) {
 	}
 	n2.fromMemory("seen", "r1")
 	token := n2.take("finished late")
-	p.pause()
+	p.Hold()
 	n2.complete("finished late", token, "r1")
 	if a, err := n2.begin("read late", 20*time.Second); err != nil || told(a) != "r1" || a.Source != claim.SourceEtcd {
 		t.Fatalf("%s from %d, %v", told(a), a.Source, err)
@@ -260,7 +185,7 @@ func TestH05MemoryBringsNothingBack(t *testing.T) {
 		})
 	}
 	forgetting.Wait()
-	if p.release() < 2 {
+	if p.Release() < 2 {
 		t.Error("nothing was held")
 	}
 	nodetest.Eventually(t, 20*time.Second, "each key to be given", func() error {

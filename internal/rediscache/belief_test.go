@@ -215,13 +215,13 @@ func TestBypassSendsNothing(t *testing.T) {
 func TestBypassSendsNoLateConfirm(t *testing.T) {
 	t.Parallel()
 	etcd, redis := etcdtest.Start(t, 1), redistest.Start(t)
-	c, p := &changing{}, &paused{}
-	n := at(t, nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Redis: standalone(redis.Addr()), View: c.around, Cache: p.around}))
-	key := p.finishUnconfirmed(n, redis)
+	c, p := &changing{}, &nodetest.Holding{}
+	n := at(t, nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Redis: standalone(redis.Addr()), View: c.around, Cache: p.Around}))
+	key := finishUnconfirmed(p, n, redis)
 	staged := stored(redis, n.name(key))
 	c.arm(func(_ int, v *claim.View) { v.BypassRedis = true })
 	confirms := n.Seen.Of("confirm ok")
-	if p.release() == 0 {
+	if p.Release() == 0 {
 		t.Fatal("nothing was held")
 	}
 	c.arm(nil) // probes again, which would overtake nothing

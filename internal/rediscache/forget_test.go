@@ -27,16 +27,16 @@ func (s site) forget(key string) error {
 func TestH05ForgottenIsNeverToldAgain(t *testing.T) {
 	t.Parallel()
 	etcd, redis := etcdtest.Start(t, 1), redistest.Start(t)
-	p := &paused{}
+	p := &nodetest.Holding{}
 	n1 := at(t, nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Redis: standalone(redis.Addr())}))
-	n2 := at(t, nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Redis: standalone(redis.Addr()), Cache: p.around, Idle: true}))
+	n2 := at(t, nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Redis: standalone(redis.Addr()), Cache: p.Around, Idle: true}))
 	nodes := []site{n1, n2}
 	for _, k := range []string{"seen", "filled late"} {
 		n1.finish(k, "r1")
 		n2.fromRedis(k, "r1")
 		n1.fromRedis(k, "r1")
 	}
-	keys := []string{"seen", p.finishUnconfirmed(n2, redis), "filled late"}
+	keys := []string{"seen", finishUnconfirmed(p, n2, redis), "filled late"}
 	before := n1.view()
 	old := map[string]string{}
 	for _, k := range keys {
@@ -86,7 +86,7 @@ func TestH05ForgottenIsNeverToldAgain(t *testing.T) {
 		}
 		forgotten[i].Store(true)
 	})
-	if p.release() == 0 {
+	if p.Release() == 0 {
 		t.Error("nothing was held")
 	}
 	redis.Do("RESTORE", old["seen"], 3600_000, dump, "REPLACE")
@@ -264,18 +264,18 @@ func TestH34NodeBehindBelievesNoLongerThanForgetWaits(t *testing.T) {
 func TestRaisedEpochVoidsEntries(t *testing.T) {
 	t.Parallel()
 	etcd, redis := etcdtest.Start(t, 1), redistest.Start(t)
-	p := &paused{}
+	p := &nodetest.Holding{}
 	n1 := at(t, nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Redis: standalone(redis.Addr())}))
-	n2 := at(t, nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Redis: standalone(redis.Addr()), Cache: p.around, Idle: true}))
+	n2 := at(t, nodetest.Start(t, nodetest.Options{Client: etcd.Client(), Redis: standalone(redis.Addr()), Cache: p.Around, Idle: true}))
 	n1.finish("k", "r")
 	n2.fromRedis("k", "r")
-	late := p.finishUnconfirmed(n2, redis)
+	late := finishUnconfirmed(p, n2, redis)
 	old := map[string]string{"k": n1.name("k"), late: n1.name(late)}
 	before := n1.view()
 	if _, err := n1.Behind.RaiseEpoch(nodetest.Within(t, 30*time.Second), "test"); err != nil {
 		t.Fatal(err)
 	}
-	p.release()
+	p.Release()
 	for k, name := range old {
 		nodetest.Eventually(t, 20*time.Second, "the old entries to be there", func() error { return authentic(redis, before, name, "ns", k) })
 	}

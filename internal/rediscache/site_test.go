@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
-	"github.com/dualcheck/dualcheck/internal/etcdtxn"
 	"github.com/dualcheck/dualcheck/internal/layout"
 	"github.com/dualcheck/dualcheck/internal/nodetest"
 	"github.com/dualcheck/dualcheck/internal/policy"
@@ -187,61 +186,11 @@ func each[T any](all []T, f func(T)) {
 	running.Wait()
 }
 
-// paused is a Cache of a node that stops, while it is held, after etcd has answered
-// and before it tells Redis.
-type paused struct {
-	etcdtxn.Cache
-
-	mu      sync.Mutex
-	holding bool
-	held    []func()
-}
-
-func (p *paused) around(c etcdtxn.Cache) etcdtxn.Cache { p.Cache = c; return p }
-
-func (p *paused) Stage(v *claim.View, rec *claim.Record, value []byte) func(int64) {
-	committed := p.Cache.Stage(v, rec, value)
-	return func(revision int64) { p.when(func() { committed(revision) }) }
-}
-
-func (p *paused) Found(v *claim.View, rec *claim.Record, value []byte) {
-	then := *v
-	p.when(func() { p.Cache.Found(&then, rec, value) })
-}
-
-func (p *paused) when(f func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.holding {
-		p.held = append(p.held, f)
-		return
-	}
-	f()
-}
-
-func (p *paused) hold() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.holding = true
-}
-
-// release lets everything happen that was held, and returns how much that was.
-func (p *paused) release() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, f := range p.held {
-		f()
-	}
-	n := len(p.held)
-	p.holding, p.held = false, nil
-	return n
-}
-
 // finishUnconfirmed finishes a key, with r, whose stage is in Redis and whose confirm
 // is held. It returns the key: the first for which Redis was well.
-func (p *paused) finishUnconfirmed(n site, r *redistest.Server) string {
+func finishUnconfirmed(p *nodetest.Holding, n site, r *redistest.Server) string {
 	n.t.Helper()
-	p.hold()
+	p.Hold()
 	ended := func() int { return n.Seen.Of("stage ok") + n.Seen.Of("stage open") + n.Seen.Of("stage failed") }
 	for i := 0; ; i++ {
 		key, before := fmt.Sprintf("late-%d", i), ended()

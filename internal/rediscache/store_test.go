@@ -4,13 +4,11 @@ import (
 	"os"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/dualcheck/dualcheck/internal/claim"
 	"github.com/dualcheck/dualcheck/internal/claimtest"
 	"github.com/dualcheck/dualcheck/internal/etcdtest"
 	"github.com/dualcheck/dualcheck/internal/nodetest"
-	"github.com/dualcheck/dualcheck/internal/policy"
 	"github.com/dualcheck/dualcheck/internal/rediscache"
 	"github.com/dualcheck/dualcheck/internal/redistest"
 )
@@ -48,31 +46,6 @@ func TestSuite(t *testing.T) {
 		defer mu.Unlock()
 		next++
 		n := all[next%len(all)]
-		return claimtest.Harness{Store: n, Clock: clock{n}, PutPolicy: func(t *testing.T, namespace string, p claim.Policy) { put(t, n, namespace, p) }}
+		return claimtest.Harness{Store: n, Clock: nodetest.Clock{Node: n}, PutPolicy: func(t *testing.T, namespace string, p claim.Policy) { nodetest.Declare(t, n, namespace, p) }}
 	})
-}
-
-// clock waits for the cluster's clock.
-type clock struct{ *nodetest.Node }
-
-func (c clock) Advance(t *testing.T, d time.Duration) {
-	t.Helper()
-	nodetest.Pass(t, c.Follower, d)
-}
-
-// put declares the policy that comes to this.
-func put(t testing.TB, n *nodetest.Node, namespace string, p claim.Policy) {
-	t.Helper()
-	declared := policy.Policy{
-		DefaultLease: &p.DefaultLease, MaxLease: &p.MaxLease,
-		ResultRetention: &p.ResultRetention, KeyRetention: &p.KeyRetention,
-		MaxAttempts: p.MaxAttempts, RequireFingerprint: p.RequireFingerprint, MaxResultBytes: p.MaxResultBytes,
-		Takeover: policy.Auto,
-	}
-	if p.TakeoverNever {
-		declared.Takeover = policy.NeverTakeOver
-	}
-	if _, err := n.Behind.PutNamespace(nodetest.Within(t, 20*time.Second), policy.Namespace{Name: namespace, Policy: declared}); err != nil {
-		t.Fatal(err)
-	}
 }

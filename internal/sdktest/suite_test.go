@@ -11,7 +11,6 @@ import (
 	"github.com/dualcheck/dualcheck/internal/claimtest"
 	"github.com/dualcheck/dualcheck/internal/etcdtest"
 	"github.com/dualcheck/dualcheck/internal/nodetest"
-	"github.com/dualcheck/dualcheck/internal/policy"
 	"github.com/dualcheck/dualcheck/internal/rediscache"
 	"github.com/dualcheck/dualcheck/internal/redistest"
 	"github.com/dualcheck/dualcheck/internal/sdktest"
@@ -86,7 +85,7 @@ func TestSuite(t *testing.T) {
 				n := all[next.Add(1)%int64(len(all))]
 				return claimtest.Harness{
 					Store: way.open(t, addrs),
-					Clock: clock{n},
+					Clock: nodetest.Clock{Node: n},
 					PutPolicy: func(t *testing.T, namespace string, p claim.Policy) {
 						t.Helper()
 						put(t, n, all, namespace, p)
@@ -97,30 +96,10 @@ func TestSuite(t *testing.T) {
 	}
 }
 
-// clock waits for the cluster's clock.
-type clock struct{ *nodetest.Node }
-
-func (c clock) Advance(t *testing.T, d time.Duration) {
-	t.Helper()
-	nodetest.Pass(t, c.Follower, d)
-}
-
 // put declares the policy that comes to this, and returns once all nodes follow it.
 func put(t testing.TB, n *nodetest.Node, all []*nodetest.Node, namespace string, p claim.Policy) {
 	t.Helper()
-	declared := policy.Policy{
-		DefaultLease: &p.DefaultLease, MaxLease: &p.MaxLease,
-		ResultRetention: &p.ResultRetention, KeyRetention: &p.KeyRetention,
-		MaxAttempts: p.MaxAttempts, RequireFingerprint: p.RequireFingerprint, MaxResultBytes: p.MaxResultBytes,
-		Takeover: policy.Auto,
-	}
-	if p.TakeoverNever {
-		declared.Takeover = policy.NeverTakeOver
-	}
-	put, err := n.Behind.PutNamespace(nodetest.Within(t, 20*time.Second), policy.Namespace{Name: namespace, Policy: declared})
-	if err != nil {
-		t.Fatal(err)
-	}
+	put := nodetest.Declare(t, n, namespace, p)
 	for _, n := range all {
 		nodetest.Eventually(t, 20*time.Second, "the policy to be followed", func() error {
 			v, err := n.Follower.View()
